@@ -129,19 +129,18 @@ def read_input(
         OSError: the file cannot be opened.
         UsageError: the device does not exist, or a device must be named.
     """
-    from traces.formats.registry import sniff
-    from traces.read import read
+    from traces.formats.registry import format_of
 
     path = Path(path)
     skipped = Counter[str]() if lenient else None
     try:
-        name = sniff(path)
-        if name in ("csv", "plan"):
+        file_format = format_of(path)
+        if file_format.name == "csv" or file_format.read is None:
             if device is not None:
-                raise UsageError(f"{path} is a {name}, which has no devices")
-            placed = _read_csv(path) if name == "csv" else _read_plan(path)
+                raise UsageError(f"{path} is a {file_format.name}, which has no devices")
+            placed = _read_csv(path) if file_format.name == "csv" else _read_plan(path)
             return dataclasses.replace(placed, skipped=skipped)
-        whole_trace = read(path, skipped=skipped, progress=progress)
+        whole_trace = file_format.read(path, skipped=skipped, progress=progress)
     except OSError as error:
         if error.filename is None:  # the error is from reading, not from opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
@@ -153,8 +152,8 @@ def read_input(
     return dataclasses.replace(given, skipped=skipped, whole_trace=whole_trace, device=chosen)
 
 
-def history_caveats(path: str | Path, given: InputFile) -> list[str]:
-    """Return sentences about the missing part of a trace's history, before a plan is made from the trace.
+def planning_caveats(path: str | Path, given: InputFile) -> list[str]:
+    """Return sentences about missing facts and failed requests in a trace that is to be planned.
 
     Raises:
         TraceError: the trace has no events, only the state at the end.
@@ -341,6 +340,9 @@ class OfflinePlanner:
         nodes: as for `solvers.Stop`.
         target_bytes: as for `solvers.Stop`.
         solver_options: other arguments of the solver.
+
+    Raises:
+        UsageError: the solver does not exist.
     """
 
     solver: str = "auto"
@@ -350,6 +352,10 @@ class OfflinePlanner:
     nodes: int | None = None
     target_bytes: int | None = None
     solver_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.solver not in solvers.SOLVERS:
+            raise UsageError(f"no solver {self.solver!r}; there are {', '.join(solvers.SOLVERS)}")
 
     def plan(
         self,
@@ -369,11 +375,9 @@ class OfflinePlanner:
 
         Raises:
             PlanError: the input cannot be planned.
-            UsageError: the solver does not exist or is not installed.
+            UsageError: the solver is not installed.
             MempoolError: the solver made a wrong plan.
         """
-        if self.solver not in solvers.SOLVERS:
-            raise UsageError(f"no solver {self.solver!r}; there are {', '.join(solvers.SOLVERS)}")
         return _Planning(self, on_stage, on_progress).plan(given)
 
 

@@ -16,6 +16,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from answers import Cli
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("traces", "solvers", "mempool")
 
@@ -87,3 +89,10 @@ def signals_end_a_program() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    from answers import Cli
+
+    return Cli(capsys)

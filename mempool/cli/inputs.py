@@ -49,7 +49,7 @@ def require_history(path: Path, given: InputFile) -> None:
     Raises:
         TraceError: the trace has no events, only the state at the end.
     """
-    from mempool.offline import history_caveats
+    from mempool.offline import planning_caveats
 
-    for sentence in history_caveats(path, given):
+    for sentence in planning_caveats(path, given):
         error_line(f"{path}: {sentence}")

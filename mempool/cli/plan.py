@@ -117,6 +117,7 @@ def plan(
         mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
     from mempool.cli.inputs import read_file, require_history
+    from mempool.errors import UsageError
     from mempool.offline import OfflinePlanner
     from mempool.settings import wait_price
     from mempool.units import parse_bytes
@@ -126,7 +127,18 @@ def plan(
     price = parsed("--wait-bytes", wait_price, wait_bytes)
     assert price is not None
     _check_output(output, trace)
-    _check_solver(solver)
+    try:
+        planner = OfflinePlanner(
+            solver=solver,
+            wait_bytes=price,
+            capacity=sizes if len(sizes) > 1 else next(iter(sizes), None),
+            seconds=time_limit,
+            nodes=nodes,
+            target_bytes=target_bytes,
+            solver_options={"seed": seed, "threads": threads, "close_enough": times},
+        )
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     _check_arenas(sizes, solver, output)
     if time_limit is not None and math.isnan(time_limit):
         raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
@@ -147,15 +159,6 @@ def plan(
     _check_fits(output, given)
     if len(sizes) > 1:  # a pool, which replays several variants, has one arena
         given = dataclasses.replace(given, other_variants=())
-    planner = OfflinePlanner(
-        solver=solver,
-        wait_bytes=price,
-        capacity=sizes if len(sizes) > 1 else next(iter(sizes), None),
-        seconds=time_limit,
-        nodes=nodes,
-        target_bytes=target_bytes,
-        solver_options={"seed": seed, "threads": threads, "close_enough": times},
-    )
     planned = _planned(planner, given)
     if output is not None and planned.plan.offset is not None:
         planned.write(output)
@@ -268,13 +271,6 @@ def _check_output(output: Path | None, trace: Path) -> None:
         raise typer.BadParameter("the plan would overwrite the trace")
     if reason := write_obstacle(output):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
-
-
-def _check_solver(solver: str) -> None:
-    from solvers import SOLVERS
-
-    if solver not in SOLVERS:
-        raise typer.BadParameter(f"no solver {solver!r}; there are {', '.join(SOLVERS)}")
 
 
 def _check_arenas(capacities: tuple[int, ...], solver: str, output: Path | None) -> None:

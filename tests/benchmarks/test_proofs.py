@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from traces import Buffers
 
 SOON = 0.1  # seconds
-#: Of the first 20 problems of each class, the number proven with few nodes.
+#: Number of problems proven with few nodes, among the first 20 of each class.
 PROVEN = {"loose": 20, "tight": 20, "aligned": 19, "circular": 20, "pinned": 20}
 
 

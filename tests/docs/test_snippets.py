@@ -39,19 +39,16 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_between_pages_lead_to_files(page: Path) -> None:
-    """Every relative link names a file of the repository."""
     targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text())
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
 def test_the_readme_has_the_two_commands() -> None:
-    """The only two commands that a fresh machine needs stand in the README, in this order."""
     found = re.findall(r"^ *(python3 -m venv .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert tuple(found) == COMMANDS
 
 
 def test_every_test_that_the_docs_name_exists() -> None:
-    """Pages that say where something is tested name tests that are there."""
     text = "".join(page.read_text() for page in PAGES)
     missing = []
     for file, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):

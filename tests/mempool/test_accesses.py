@@ -210,27 +210,19 @@ def test_access_follows_its_alloc_despite_thread_timing() -> None:
     assert table["kind"].tolist() == [EventType.ALLOC, EventType.READ]
 
 
-def test_recorder_without_a_pool_is_a_plain_array_recorder() -> None:
-    assert type(mempool.numpy.record_arrays()) is ArrayRecorder
-
-
-def test_disabled_pool_leaves_the_recording_to_the_recorder() -> None:
-    with mempool.numpy.install(mode="off") as off:
-        assert type(record_arrays(off)) is ArrayRecorder
-
-
 @pytest.mark.parametrize("options", [{"record": "a.trace"}, {"check": True}])
-def test_pool_without_array_addresses_is_refused(options: dict[str, Any]) -> None:
+def test_pool_without_array_addresses_and_closed_pool_are_refused(options: dict[str, Any]) -> None:
     refused = pytest.raises(UsageError, match=f"{next(iter(options))}=")
     with mempool.numpy.install(background=False, **options) as pool, refused:
         record_arrays(pool)
-
-
-def test_closed_pool_is_refused() -> None:
-    with mempool.numpy.install(background=False) as pool:
-        pass
     with pytest.raises(UsageError, match="closed"):
         record_arrays(pool)
+
+
+def test_recorder_without_a_pool_in_use_is_a_plain_array_recorder() -> None:
+    assert type(mempool.numpy.record_arrays()) is ArrayRecorder
+    with mempool.numpy.install(mode="off") as off:
+        assert type(record_arrays(off)) is ArrayRecorder
 
 
 class Truth:

@@ -1,6 +1,7 @@
 """The arena's life: growth, drain, plan bypass, conversion to segments, refusal and dormant plans.
 
-One stateful model holds what is true in every order of these, and a table of scenarios what each is for.
+One stateful model checks the properties that hold in every order of these; the scenarios are of the
+conversion.
 """
 
 from __future__ import annotations
@@ -12,27 +13,21 @@ import pytest
 from cores import STEP, Core, pattern
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sequences import NETWORKS, scaled, varied
+from sequences import NETWORKS, varied
 
 from mempool import _core
-from mempool.simulate import replaying, simulate
+from mempool.simulate import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 PAGE, MIB = 4096, 1 << 20
 #: No size fits the slot of another position, nor does one an eighth larger.
-SIZES = [57_600 + 4480 * k for k in range(120)]
-FEW = SIZES[:40]
-LEAST = [size - 640 for size in SIZES]
-SMALLER = [size - 320 for size in SIZES]
-LARGER = [size * 9 // 8 for size in SIZES]
-SEVERAL = 6  # larger buffers by which an iteration counts as outgrown
-PATIENCE = 256  # allocations of a plan bypass that wait for an empty arena
+FEW = [57_600 + 4480 * k for k in range(40)]
 LONGEST_PAUSE = 1024  # iterations between two attempts to take an arena
 PLANS: dict[str, dict[str, Any]] = {
     "constant": {"sizes": FEW},
-    "envelope": {"sizes": FEW, "least": LEAST[:40]},
+    "envelope": {"sizes": FEW, "least": [size - 640 for size in FEW]},
     "short": {"sizes": FEW[:6]},
     "larger": {"sizes": [*FEW, 900_001]},
 }
@@ -166,216 +161,6 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
-
-
-# --- growth and drain
-
-
-def following(**options: int) -> Core:
-    """Return a core at the beginning of an iteration of an envelope that is in effect."""
-    core = Core(**options)
-    core.client.install(pattern(SIZES, least=LEAST))
-    for _ in range(3):
-        core.step()
-        hits = core.run(SMALLER)
-    assert hits == len(SIZES)
-    core.step()
-    return core
-
-
-def run_one_by_one(core: Core, sizes: Sequence[int]) -> int:
-    """Free each buffer before the next; return the number of hits."""
-    before = core.hits
-    for size in sizes:
-        core.free(core.allocate(size))
-    return core.hits - before
-
-
-@pytest.mark.parametrize("low_water", [0, 1, 7, 19])
-def test_arena_is_taken_at_the_low_water_mark(low_water: int) -> None:
-    core = Core()
-    core.step()
-    core.client.install(pattern(SIZES, low_water=low_water))
-    core.step()
-    assert (arena(core) == 0) == (low_water > 0)
-    assert core.run(SIZES) == len(SIZES) - low_water
-
-
-@pytest.mark.parametrize("low_water", [0, 1])
-def test_fixed_arena_is_replaced_despite_live_buffers_at_each_mark(low_water: int) -> None:
-    """No buffer lives in the arena at a low-water mark; else surviving buffers are served elsewhere."""
-    core, kept = Core(page=0), list[int]()
-    larger = [*SIZES[:5], 900_001, *SIZES[5:]]
-    for sizes in (SIZES, larger):
-        core.client.install(pattern(sizes, low_water=low_water))
-        for _ in range(8):
-            core.step()
-            while kept:
-                core.free(kept.pop())
-            hits = run_one_by_one(core, sizes[:-3])
-            kept = [core.allocate(size) for size in sizes[-3:]]
-        assert (arena(core) >= sum(sizes), hits) == (True, len(sizes) - 3)
-
-
-@pytest.mark.parametrize("more", [0, 10_240, 30_720])
-def test_slots_are_seldom_drained_for_a_larger_arena_out_of_reach(more: int) -> None:
-    """Memory suffices for the larger arena alone, or also for the buffers beside the present arena."""
-    small, large = [10_240] * 4, [10_240] * 4 + [40_960] * 4
-    core, kept = Core(page=0, large=4096, shared=4096, limit=sum(large) + more), list[int]()
-    core.step()
-    misses = 0
-    for sizes, steps in ((small, 4), (large, 1000)):
-        core.client.install(pattern(sizes))
-        for number in range(steps):
-            core.step()
-            before = core.misses
-            made = [core.allocate(size) for size in small[:3]]
-            while kept:
-                core.free(kept.pop())
-            kept.append(core.allocate(small[3]))
-            for address in made:
-                core.free(address)
-            misses += core.misses - before if number >= 500 else 0
-    assert misses <= 8
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize(("growing", "room"), [(False, 1.3), (True, 1.05)])
-def test_plan_takes_effect_with_hardly_more_memory_than_the_peak_load(
-    network: str, growing: bool, room: float
-) -> None:
-    """Gradients are alive at each mark, too many to take the arena beside them."""
-    trace = scaled(network, 2 << 30, [1.0] * 40, marks=True)
-    limit = int(room * trace.load().max())
-    with replaying(trace, _core.ReplayDevice(limit, growing=growing), limit) as (pool, replay):
-        late: dict[str, int] = {}
-        while replay.go(400):
-            pool.plan_now()
-            if not late and pool.client.state()["iterations"] >= 30:
-                late = pool.client.stats()["outcomes"]
-        now = pool.client.stats()["outcomes"]
-        assert {outcome for outcome in now if now[outcome] != late[outcome]} == {"hit"}
-        assert pool.client.stats()["out_of_memory"] == 0
-
-
-# --- bypass of the plan
-
-
-@pytest.mark.parametrize("page", [0, PAGE])
-@pytest.mark.parametrize("stays", [0, 1, SEVERAL])
-def test_outgrown_iteration_gets_the_arena_memory_once_former_buffers_are_freed(
-    page: int, stays: int
-) -> None:
-    core = following(page=page)
-    gradients = [core.allocate(size) for size in SIZES[:stays]]
-    core.step()
-    before = arena(core)
-    batch = [core.allocate(size) for size in LARGER[:SEVERAL]]
-    for address in gradients:
-        core.free(address)
-    batch += [core.allocate(size) for size in LARGER[SEVERAL:]]
-    assert arena(core) <= (before / 8 if page else 0)
-    assert core.committed <= 1.3 * sum(LARGER) + arena(core)
-    for address in batch:
-        core.free(address)
-    core.step()
-    assert core.run(SIZES) == len(SIZES)
-
-
-@pytest.mark.parametrize("stays", [False, True])
-def test_pinned_buffer_in_an_arena_without_pages_ends_the_bypass(stays: bool) -> None:
-    core = Core(page=0)
-    sizes = [*SIZES[:SEVERAL], *(1000 + 8 * k for k in range(2 * PATIENCE)), 10**10]
-    core.client.install(pattern(sizes, least=[size - 4 for size in sizes]))
-    for _ in range(2):
-        core.step()
-        run_one_by_one(core, sizes)
-    core.step()
-    pinned = core.allocate(sizes[0])
-    if not stays:
-        core.free(pinned)
-    core.step()
-    hits = run_one_by_one(core, [*LARGER[:SEVERAL], *sizes[SEVERAL:]])
-    assert (arena(core) > 0) == stays
-    assert hits == (len(sizes) - SEVERAL - PATIENCE + 1 if stays else 0)
-
-
-@pytest.mark.parametrize("position", [0, SEVERAL - 1, SEVERAL, SEVERAL + 1, 31])
-def test_iteration_that_outgrows_the_plan_late_keeps_the_arena(position: int) -> None:
-    core = following()
-    run_one_by_one(core, [*SMALLER[:position], *(LARGER[position : position + SEVERAL])])
-    assert (arena(core) == 0) == (position <= SEVERAL)
-
-
-@pytest.mark.parametrize("position", [0, 3, 7])
-@pytest.mark.parametrize("count", [1, SEVERAL - 1])
-def test_few_extra_buffers_do_not_bypass_the_plan(position: int, count: int) -> None:
-    core = following()
-    assert core.run([*SMALLER[:position], *[900_001] * count, *SMALLER[position:]]) == len(SIZES)
-
-
-@pytest.mark.parametrize("recorded", ["nothing", "ring", "trace"])
-def test_bypass_is_the_same_while_recording(recorded: str) -> None:
-    core = following()
-    core.client.set_recording(recorded == "ring")
-    core.client.set_tracing(recorded == "trace")
-    core.run(LARGER)
-    assert arena(core) == 0
-    core.client.set_tracing(False)
-
-
-@pytest.mark.parametrize(("limit", "times"), [(1 << 40, 5), (60 * MIB, 16)])
-def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, times: int) -> None:
-    core = following(limit=limit)
-    assert limit > 1 << 30 or limit / 2 < arena(core) < limit
-    bypassed = 0
-    for _ in range(16):
-        run_one_by_one(core, LARGER[:SEVERAL])
-        bypassed += arena(core) == 0
-        core.step()
-    assert bypassed == times
-
-
-@pytest.mark.parametrize("reason", ["budget", "client"])
-def test_bypass_keeps_an_arena_within_a_budget_and_among_clients(reason: str) -> None:
-    core = following()
-    other = _core.Client(core.pool, "other") if reason == "client" else None
-    if other is None:
-        core.pool.set_budget(2 * arena(core))
-    before = arena(core)
-    run_one_by_one(core, LARGER)
-    assert arena(core) == before
-
-
-@pytest.mark.parametrize("low_water", [0, 9])
-def test_plan_installed_during_the_bypass_takes_no_arena(low_water: int) -> None:
-    core = Core()
-    core.client.install(pattern(SIZES, least=LEAST, low_water=low_water))
-    for _ in range(3):
-        core.step()
-        core.run(SIZES)
-    core.step()
-    run_one_by_one(core, LARGER[:20])
-    core.client.install(pattern(LARGER, least=LEAST, low_water=low_water))
-    run_one_by_one(core, LARGER[20:])
-    assert arena(core) == 0
-    for _ in range(2):
-        core.step()
-        hits = core.run(LARGER)
-    assert hits == len(LARGER)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_growing_lengths_fit_a_limit_ten_percent_above_the_peak_load(network: str) -> None:
-    shares = [0.2 + 0.8 * ((7 * number) % 13) / 12 for number in range(5 * 13)]
-    trace = scaled(network, 2048 * MIB, shares, marks=True)
-    for allocator, most in (("planned_online", 1.3), ("planned_growing", 1.15)):
-        assert simulate(trace, allocator).peak_reserved_bytes <= most * trace.load().max()
-    limit = int(1.1 * trace.load().max())
-    with replaying(trace, _core.ReplayDevice(limit, growing=True), limit) as (pool, replay):
-        while replay.go(400):
-            pool.plan_now()
-        assert pool.client.stats()["out_of_memory"] == 0
 
 
 # --- conversion to segments

@@ -42,10 +42,6 @@ def poke(address: int, value: int = 65) -> None:
     ctypes.memset(address, value, 1)
 
 
-def kinds(checked: _core.Checked) -> list[str]:
-    return [fault[0] for fault in checked.faults()]
-
-
 class TestBuffers:
     def test_correct_use_has_no_faults(self, checked: _core.Checked) -> None:
         live = []
@@ -93,27 +89,19 @@ class TestBuffers:
         expected = [] if value == poison else [("after_free", address, size, offset)]
         assert [fault[:4] for fault in checked.faults()] == expected
 
-    def test_double_free_is_refused_and_reported(self, checked: _core.Checked) -> None:
-        address = checked.allocate(1000)
-        assert checked.free(address)
-        assert not checked.free(address)
-        assert kinds(checked) == ["double_free"]
-
     @pytest.mark.parametrize("offset", [-64, -1, 1, 500, 1000, 1063])
-    def test_free_of_an_address_inside_a_buffer_is_refused_and_reported(
+    def test_double_free_and_free_inside_a_buffer_are_refused_and_reported(
         self, checked: _core.Checked, offset: int
     ) -> None:
-        address = checked.allocate(1000)
-        assert not checked.free(address + offset)
-        assert [fault[3] for fault in checked.faults()] == [offset]
-        assert kinds(checked) == ["inside"]
-        assert checked.free(address)
-
-    def test_foreign_free_is_no_fault(self, checked: _core.Checked) -> None:
-        checked.allocate(1000)
         mine = ctypes.create_string_buffer(100)
         assert not checked.free(ctypes.addressof(mine))
-        assert checked.faults_found() == 0
+        assert checked.faults_found() == 0  # a foreign address is none
+        address = checked.allocate(1000)
+        assert not checked.free(address + offset)
+        assert [(fault[0], fault[3]) for fault in checked.faults()] == [("inside", offset)]
+        assert checked.free(address)
+        assert not checked.free(address)
+        assert [fault[0] for fault in checked.faults()] == ["inside", "double_free"]
 
     def test_each_fault_is_found_once_and_the_list_is_bounded(self, checked: _core.Checked) -> None:
         addresses = [checked.allocate(10) for _ in range(1000)]
@@ -148,28 +136,6 @@ class TestBuffers:
             checked.free(address)
         assert checked.allocate(64 * MIB) == 0
 
-    def test_checked_allocation_and_free_from_many_threads_find_no_faults(
-        self, checked: _core.Checked
-    ) -> None:
-        def work(me: int) -> None:
-            live = []
-            for turn in range(1500):
-                live.append(address := checked.allocate(turn))
-                ctypes.memset(address, me, turn)
-                if turn % 2:
-                    assert checked.free(live.pop(0))
-            for address in live:
-                assert checked.free(address)
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        checked.verify()
-        checked.flush()
-        assert checked.faults_found() == 0
-
 
 def line(offset: int = 0) -> str:
     """Return the caller's file and line, in the form of a fault."""
@@ -185,12 +151,8 @@ class TestArrays:
         noticed = line(+1)
         del array
         (fault,) = pool.faults()
-        assert (fault.kind, fault.address, fault.size_bytes, fault.offset_bytes) == (
-            "past_end",
-            address,
-            800,
-            800,
-        )
+        assert (fault.kind, fault.address) == ("past_end", address)
+        assert (fault.size_bytes, fault.offset_bytes) == (800, 800)
         assert (fault.allocated_at, fault.freed_at, fault.noticed_at) == (allocated, None, noticed)
         assert str(fault).startswith(f"write past the end, at byte 800, noticed at {noticed}: 800 bytes")
 
@@ -236,8 +198,14 @@ class TestArrays:
             def __init__(self) -> None:
                 self.me, self.array = self, np.ones(400)
 
+        def fails() -> None:
+            np.ones(100)[:50] + np.ones(50)
+            raise KeyError("mine")
+
         def work() -> None:
             for size in range(300):
+                with pytest.raises(KeyError, match="mine"):  # which passes through a dying array
+                    fails()
                 array = np.arange(size)
                 array.resize(2 * size + 1, refcheck=False)
                 assert array[:size].tolist() == list(range(size))
@@ -255,16 +223,6 @@ class TestArrays:
         finally:
             gc.set_threshold(*old)
         gc.collect()
-        assert pool.faults() == ()
-
-    def test_exception_passes_through_a_dying_array(self, pool: mempool.numpy.ArrayPool) -> None:
-        def fails() -> None:
-            np.ones(100)[:50] + np.ones(50)
-            raise KeyError("mine")
-
-        for _ in range(50):
-            with pytest.raises(KeyError, match="mine"):
-                fails()
         assert pool.faults() == ()
 
     def test_results_are_the_same_and_a_plan_is_followed(self) -> None:
@@ -342,22 +300,19 @@ def test_forked_child_and_end_of_the_interpreter_report_no_faults() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-class TestPool:
-    """Checked pools without a framework: addresses, from a pool of its own."""
-
-    def test_faults_are_named_and_survived(self, caplog: pytest.LogCaptureFixture) -> None:
-        with Pool(check=True, background=False) as pool:
-            address = pool.allocate(1000)
-            poke(address + 1000)
+def test_faults_of_a_pool_without_a_framework_are_named_and_survived(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Pool(check=True, background=False) as pool:
+        address = pool.allocate(1000)
+        poke(address + 1000)
+        pool.free(address)
+        with pytest.raises(ValueError, match="not a live buffer"):
             pool.free(address)
-            with pytest.raises(ValueError, match="not a live buffer"):
-                pool.free(address)
-            assert [fault.kind for fault in pool.faults()] == ["past_end", "double_free"]
-            assert all(__file__ in str(fault.allocated_at) for fault in pool.faults())
-            assert len(pool.report().to_dict()["faults"]) == 2
-            pool.free(pool.allocate(1000))
-        assert "past the end" in caplog.text
-
-    def test_checking_simulated_memory_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="host"):
-            Pool(_core.SimulatedDevice(), check=True, background=False)
+        assert [fault.kind for fault in pool.faults()] == ["past_end", "double_free"]
+        assert all(__file__ in str(fault.allocated_at) for fault in pool.faults())
+        assert len(pool.report().to_dict()["faults"]) == 2
+        pool.free(pool.allocate(1000))
+    assert "past the end" in caplog.text
+    with pytest.raises(UsageError, match="host"):
+        Pool(_core.SimulatedDevice(), check=True, background=False)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import error, printed
 from commands import COMMAND
 from shown import four_buffers
 from simulations import random_trace
 from swap_traces import training
 
 from mempool.cli.app import call
+from mempool.cli.run import exec as launch
 from solvers import SOLVERS
 from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
+
+if TYPE_CHECKING:
+    from answers import Cli
 
 VERBS = ("check", "compare", "convert", "demo", "fit", "info", "plan", "run", "show", "swap")
 
@@ -39,7 +43,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_trace(training(accesses=False), folder / "silent.trace")
     write_trace(random_trace(0, 300), folder / "random.trace")
     write_csv(Buffers.of([0, 1, 2], [3, 4, 5], [10, 20, 30]), folder / "b.csv")
-    for name, options in (("t.plan", []), ("whole.plan", ["--whole"])):
+    for name, *options in (("t.plan",), ("whole.plan", "--whole")):
         assert call(["plan", str(folder / "t.trace"), "-o", str(folder / name), *options]) == 0
     return folder
 
@@ -49,11 +53,18 @@ def folder(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The current folder, with a copy of the inputs."""
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("t.trace")
+    Path("loop").symlink_to("loop")
+    Path("hidden").mkdir()
+    Path("app").mkdir()
+    for name in ("script.py", "hidden/script.py", "hidden/traces.py", "app/__main__.py"):
+        Path(name).touch()
     return tmp_path
 
 
+WITH_DASK = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs Dask")
 #: Command line, exit code, part of the line on stderr.
-REFUSED = [
+REFUSED: list[Any] = [
     ("frobnicate", 2, "frobnicate"),
     ("--frobnicate", 2, "--frobnicate"),
     ("demo --framework fortran", 2, "fortran"),
@@ -98,6 +109,49 @@ REFUSED = [
     ("compare random.trace -a recorded", 2, "does not tell what its allocator reserved"),
     ("compare random.trace --limit much", 2, "'much' is not a size"),
     ("compare 'none*.trace'", 3, "none*.trace: no file matches"),
+    ("compare random.trace --limit 24", 2, "'24' has no unit: say 24GiB"),
+    pytest.param("compare random.trace --dask nonsense", 4, "no Dask scheduler at nonsense", marks=WITH_DASK),
+    ("fit", 2, "Missing argument"),
+    ("fit pkg:make", 4, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'"),
+    ("fit 'no model'", 2, "names no model"),
+    ("fit m:f --batch 0", 2, "--batch: '0' is no number"),
+    ("fit m:f --seq x", 2, "--seq: 'x' is no number"),
+    ("fit m:f --limit much", 2, "--limit: 'much' is not a size"),
+    ("fit m:f --limit 0", 2, "--limit: nothing fits"),
+    ("fit m:f --limit 24", 2, "'24' has no unit: say 24GiB"),
+    ("fit m:f --card 'RTX 4091'", 2, "did you mean RTX 4090"),
+    ("fit m:f --mode trian", 2, "--mode: no 'trian'"),
+    ("fit m:f --device tpu", 2, "--device: no 'tpu'"),
+    ("fit m:f --dtype fp7", 2, "--dtype: no type 'fp7'"),
+    ("fit m:f --inputs x", 2, "--inputs: 'x' is no input"),
+    ("fit m:f --plot x.pdf --batch 1,2", 2, "ends neither in .html nor in .svg"),
+    ("fit m:f --plot x.svg", 2, "--plot draws several sizes"),
+    ("fit m:f --trace x.trace --batch 1,2", 2, "--trace is of one size"),
+    ("fit m:f --trace .", 3, "Is a directory"),
+    ("fit m:f --main", 2, "--main and arguments are for scripts"),
+    ("run", 2, "Missing argument"),
+    ("run ''", 3, "No such file"),
+    ("run nowhere.py", 3, "nowhere.py"),
+    ("run loop", 3, "loop: No such file"),
+    ("run hidden/script.py", 2, "traces"),
+    ("run --frobnicate script.py", 2, "--frobnicate"),
+    ("run --limit 24 script.py", 2, "'24' has no unit: say 24GiB"),
+    ("run --max-reserved lots script.py", 2, "lots"),
+    ("run --max-reserved 24 script.py", 2, "'24' has no unit: say 24GiB"),
+    ("run --plan script.py script.py", 3, "script.py"),
+    ("run --record no/folder/t script.py", 3, "no/folder/t"),
+    ("run --record script.py/t script.py", 3, "script.py/t: Not a directory"),
+    ("run --record loop script.py", 3, "loop: Too many levels"),
+    (f"run --record {'n' * 300} script.py", 3, "File name too long"),
+    ("run --record script.py script.py", 2, "script.py would be written over"),
+    ("run --record app/__main__.py app", 2, "__main__.py would be written over"),
+    ("run --record same --json same script.py", 2, "same would be written over"),
+    ("run --json hidden/../script.py script.py", 2, "would be written over"),
+    ("run --plan t.plan --record t.plan script.py", 2, "t.plan would be written over"),
+    ("MEMPOOL_RECORD=script.py run script.py", 2, "script.py would be written over"),
+    ("MEMPOOL_RECORD=hidden run script.py", 3, "hidden: Is a directory"),
+    ("MEMPOOL_RECORD=no/folder/t run script.py", 3, "no/folder/t: No such file"),
+    ("MEMPOOL_PLAN=nowhere run script.py", 3, "nowhere: No such file"),
     ("show absent.trace --perfetto x.json", 3, "absent.trace: No such file"),
     ("show four.trace t.plan --perfetto x.json", 3, "t.plan: a plan for another trace"),
     ("show four.trace t.trace --perfetto x.json", 3, "t.trace: a trace without offsets, not a plan"),
@@ -108,6 +162,9 @@ REFUSED = [
     ("show four.trace -a worst_fit --perfetto x.json", 2, "no allocator 'worst_fit'; there are"),
     ("show four.trace -a first_fit:colour=red --perfetto x.json", 2, "first_fit has no setting colour"),
     ("swap swap.trace --limit much", 2, "--limit"),
+    ("swap swap.trace --limit 24", 2, "'24' has no unit: say 24GiB"),
+    ("swap swap.trace --host 24", 2, "'24' has no unit: say 24GiB"),
+    ("swap swap.trace --bandwidth 24", 2, "'24' has no unit: say 24GiB"),
     ("swap swap.trace --limit 1.5", 2, "'1.5' is no whole number of bytes: say 12GiB, `free`"),
     ("swap swap.trace --link 1e300,1", 2, "a link begins within"),
     ("swap swap.trace --link rope", 2, "--link"),
@@ -121,14 +178,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "code", "reason"), REFUSED)
-def test_refused_command_prints_a_single_line_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: int, reason: str
+def test_refused_command_prints_a_single_line_and_writes_and_runs_nothing(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, code: int, reason: str
 ) -> None:
-    """The documented exit code, one line with the culprit, no traceback, no file."""
-    (folder / "link").symlink_to("t.trace")
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert reason in error(capsys, *shlex.split(command), code=code)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    """The documented exit code, one line with the culprit, no traceback, no file, no import of PyTorch."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    monkeypatch.setattr(launch, "start", lambda *_, **__: pytest.fail("the program began"))
+    while command.startswith("MEMPOOL"):
+        variable, command = command.split(" ", 1)
+        monkeypatch.setenv(*variable.split("=", 1))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert reason in cli.error(command, code=code)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 BAD = {
@@ -149,38 +211,32 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD)
 @pytest.mark.parametrize("verb", ["plan bad -o out", "check bad b.csv", "info bad"])
-def test_bad_file_is_named_in_a_single_line(
-    folder: Path, verb: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_file_is_named_in_a_single_line(folder: Path, verb: str, content: str, cli: Cli) -> None:
     Path("bad").write_bytes(BAD[content])
-    assert error(capsys, *verb.split(), "--json", code=3).startswith("mempool: bad")
+    assert cli.error(*verb.split(), "--json", code=3).startswith("mempool: bad")
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("verb", ["plan", "info"])
-def test_truncated_or_absurd_file_is_refused(
-    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_or_absurd_file_is_refused(folder: Path, verb: str, cli: Cli) -> None:
     """Traces and plans cut at any place, and an alignment beyond any memory."""
     for name in ("t.trace", "t.plan"):
         content = Path(name).read_bytes()
         for cut in np.linspace(0, len(content) - 1, 12).astype(int):
             Path("cut").write_bytes(content[:cut])
-            error(capsys, verb, "cut", code=3)
+            cli.error(verb, "cut", code=3)
     write_trace(dataclasses.replace(generate(60, 1), metadata={"alignment": str(2**62)}), "bad")
-    assert "add up to 2**62 bytes" in error(capsys, verb, "bad", code=3)
+    assert "add up to 2**62 bytes" in cli.error(verb, "bad", code=3)
 
 
-def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_unusable_on_the_host_is_refused_before_the_program_begins(folder: Path, cli: Cli) -> None:
     iteration = [EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.FREE]
     buffer = np.repeat(2 * np.arange(40), 4) + np.tile([0, 1, 0, 1], 40)
     write_trace(Trace.of(kind=iteration * 40, buffer=buffer, size=[1001, 2003, 0, 0] * 40), "odd")
     Path("program.py").write_text("print('began')")
     for options, remedy in (([], "mempool plan --alignment 64"), (["--whole"], "--whole")):
-        printed(capsys, "plan", "odd", "-o", "odd.plan", *options)
-        assert remedy in error(capsys, "run", "--plan", "odd.plan", "program.py", code=3)
+        cli.printed("plan odd -o odd.plan", *options)
+        assert remedy in cli.error("run --plan odd.plan program.py", code=3)
 
 
 def test_output_to_a_closed_pipe_is_silent(folder: Path) -> None:
@@ -202,13 +258,13 @@ def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"mempool {verb}" in printed(capsys, verb, "--help").split("For example")[1]
+def test_help_has_examples(verb: str, cli: Cli) -> None:
+    assert f"mempool {verb}" in cli.printed(verb, "--help").split("For example")[1]
 
 
-def test_help_names_every_solver(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert set(SOLVERS) <= set(re.findall(r"\w+", printed(capsys, "plan", "--help")))
+    assert set(SOLVERS) <= set(re.findall(r"\w+", cli.printed("plan --help")))
 
 
 def test_completion_offers_verbs_allocators_and_solvers() -> None:

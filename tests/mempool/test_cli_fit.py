@@ -1,74 +1,17 @@
-"""Parts of ``mempool fit`` that need no PyTorch: options, plot, and the error without PyTorch."""
+"""Completion and plot of ``mempool fit``, which need no PyTorch."""
 
 from __future__ import annotations
 
-import importlib.util
 import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mempool.cli.app import call
 from mempool.cli.fit.plot import draw
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
-    )
-
-
-@pytest.mark.usefixtures("without_torch")
-def test_missing_pytorch_is_a_single_line_with_the_install_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert call(["fit", "pkg:make"]) == 4
-    assert capsys.readouterr().err == (
-        "mempool: fit needs PyTorch, which is not installed: pip install 'mempool[torch]'\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["no model"], "names no model"),
-        (["m:f", "--batch", "0"], "--batch: '0' is no number"),
-        (["m:f", "--seq", "x"], "--seq: 'x' is no number"),
-        (["m:f", "--limit", "much"], "--limit: 'much' is not a size"),
-        (["m:f", "--limit", "0"], "--limit: nothing fits"),
-        (["m:f", "--card", "RTX 4091"], "did you mean RTX 4090"),
-        (["m:f", "--mode", "trian"], "--mode: no 'trian'"),
-        (["m:f", "--device", "tpu"], "--device: no 'tpu'"),
-        (["m:f", "--dtype", "fp7"], "--dtype: no type 'fp7'"),
-        (["m:f", "--inputs", "x"], "--inputs: 'x' is no input"),
-        (["m:f", "--plot", "x.pdf", "--batch", "1,2"], "ends neither in .html nor in .svg"),
-        (["m:f", "--plot", "x.svg"], "--plot draws several sizes"),
-        (["m:f", "--trace", "x.trace", "--batch", "1,2"], "--trace is of one size"),
-        (["m:f", "--main"], "--main and arguments are for scripts"),
-        ([], "Missing argument"),
-    ],
-)
-@pytest.mark.usefixtures("without_torch")
-def test_invalid_options_are_reported_before_any_import(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
-) -> None:
-    assert call(["fit", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert error.count("\n") == 1
-
-
-def test_unwritable_output_is_reported_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(["fit", "m:f", "--trace", str(tmp_path)]) == 3
-    assert "Is a directory" in capsys.readouterr().err
 
 
 def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

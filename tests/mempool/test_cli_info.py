@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import answer, printed
 
-from mempool.cli.app import call
 from solvers import read_plan
 from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 from traces.workload import generate
+
+if TYPE_CHECKING:
+    from answers import Cli
 
 A, F, R, W, M, RESERVE, *_ = EventType
 KIB = 1024
@@ -48,8 +48,8 @@ def training_with_accesses(iterations: int = 6) -> Trace:
     )  # fmt: skip
 
 
-def per_device(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-    [device] = answer(capsys, "info", "t.trace", *options)["per_device"]
+def per_device(cli: Cli, *options: str) -> dict[str, Any]:
+    [device] = cli.answer("info t.trace", *options)["per_device"]
     return dict(device)
 
 
@@ -61,84 +61,59 @@ def trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return made
 
 
-def test_peak_is_reported_by_role_and_by_operation(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = per_device(capsys)
-    peak = int(trace_file.load().max())
-    assert said["peak_load_bytes"] == peak == 348 * KIB
+def test_memory_at_the_peak_is_reported_with_its_remedies(trace_file: Trace, cli: Cli) -> None:
+    """The JSON object and the text; segments of the recorded allocator are no requests."""
+    assert cli.answer("info t.trace")["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
+    said = per_device(cli)
+    assert said["peak_load_bytes"] == int(trace_file.load().max()) == 348 * KIB
     roles = {"persistent": 40 * KIB, "wrap_around": 8 * KIB, "passing": 300 * KIB, "to_the_end": 0}
     assert said["roles"] == roles
-    assert [(share["operation"], share["bytes"]) for share in said["operations"]] == [
-        ("gelu", 200 * KIB),
-        ("mm", 100 * KIB),
-        ("parameter", 40 * KIB),
-        ("output", 8 * KIB),
-    ]
+    operations = [(share["operation"], share["bytes"] // KIB) for share in said["operations"]]
+    assert operations == [("gelu", 200), ("mm", 100), ("parameter", 40), ("output", 8)]
     assert said["held_longest"][0]["role"] == "persistent"
     assert said["held_longest"][0]["end"] == len(trace_file)
-
-
-def test_requested_bytes_do_not_count_recorded_segments(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Segments of the recorded allocator are no requests."""
-    assert answer(capsys, "info", "t.trace")["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
-
-
-def test_roles_are_reported_only_with_iterations(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = per_device(capsys, "--whole")
-    assert said["roles"] is None
-    assert "role" not in said["held_longest"][0]
-    assert "passing" not in printed(capsys, "info", "t.trace", "--whole")
-
-
-def test_reserved_bytes_and_remedies_are_reported(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = per_device(capsys)
+    assert said["peak_phase"] is None is said["peak_module"]
+    assert not {"categories", "phases", "modules"} & said.keys()  # not recorded
     assert said["recorded"]["peak_reserved_bytes"] == 512 * KIB
     assert said["recorded"]["driver_calls"] == 1
     saves = {remedy["name"]: remedy["saves_bytes"] for remedy in said["remedies"]}
     assert saves["fragmentation"] == (512 - 348) * KIB
     assert saves["free_earlier"] == 100 * KIB + 40 * KIB + 8 * KIB  # written before the peak, never read
     assert list(saves.values()) == sorted(saves.values(), reverse=True)
-
-
-def test_idle_memory_is_reported_where_accesses_were_recorded(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
-    said = per_device(capsys)
-    assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
-    assert said["late_bytes"] == (40 + 8 + 100) * KIB
-    assert call(["info", "t.trace"]) == 0
-    assert "148 KiB last used before" in " ".join(capsys.readouterr().out.split())
-    assert per_device(capsys, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
-    silent = trace_file.kind != R
-    silent &= trace_file.kind != W
-    told = {name: getattr(trace_file, name)[silent] for name in COLUMNS}
-    write_trace(dataclasses.replace(trace_file, **told), "t.trace")
-    assert (said := per_device(capsys))["idle_bytes"] is None is said["late_bytes"]
-    assert "idle" not in printed(capsys, "info", "t.trace")
-
-
-def test_memory_report_is_printed_as_text(trace_file: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "info", "t.trace")
-    for part in (
+    text = cli.printed("info t.trace")
+    parts = (
         "where memory goes on device 0",
         "at the peak by operation",
         "gelu",
         "what would help",
         "stranded",
-    ):
-        assert part in text
+    )
+    assert [part for part in parts if part not in text] == []
+
+
+def test_roles_are_reported_only_with_iterations(trace_file: Trace, cli: Cli) -> None:
+    said = per_device(cli, "--whole")
+    assert said["roles"] is None
+    assert "role" not in said["held_longest"][0]
+    assert "passing" not in cli.printed("info t.trace --whole")
+
+
+def test_idle_memory_is_reported_where_accesses_were_recorded(trace_file: Trace, cli: Cli) -> None:
+    """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
+    said = per_device(cli)
+    assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
+    assert said["late_bytes"] == (40 + 8 + 100) * KIB
+    assert "148 KiB last used before" in " ".join(cli.printed("info t.trace").split())
+    assert per_device(cli, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
+    silent = (trace_file.kind != R) & (trace_file.kind != W)
+    told = {name: getattr(trace_file, name)[silent] for name in COLUMNS}
+    write_trace(dataclasses.replace(trace_file, **told), "t.trace")
+    assert (said := per_device(cli))["idle_bytes"] is None is said["late_bytes"]
+    assert "idle" not in cli.printed("info t.trace")
 
 
 def test_recorded_categories_modules_and_phases_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = ["parameters", "activations", "Net", "Net.head", "forward", "backward", "mm"]
@@ -156,7 +131,7 @@ def test_recorded_categories_modules_and_phases_are_reported(
     ).T
     made = Trace.of(kind, buffer, size, operation=operation, module=module, category=category, names=names)
     write_trace(made, "t.trace")
-    said = per_device(capsys)
+    said = per_device(cli)
     assert (said["peak_phase"], said["peak_module"]) == ("backward", "Net.head")
     told = {
         name: {share[name]: share["bytes"] // KIB for share in said[plural]}
@@ -167,25 +142,15 @@ def test_recorded_categories_modules_and_phases_are_reported(
         "phase": {None: 100, "forward": 60, "backward": 30},
         "module": {"Net": 100, "Net.head": 90},
     }
-    text = printed(capsys, "info", "t.trace")
+    text = cli.printed("info t.trace")
     assert "backward of Net.head" in text
     for part in ("by category", "by phase", "by module"):
         assert f"at the peak {part}" in text
 
 
-def test_unrecorded_categories_and_phases_are_not_reported(
-    trace_file: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = per_device(capsys)
-    assert said["peak_phase"] is None is said["peak_module"]
-    assert not {"categories", "phases", "modules"} & said.keys()
-
-
-def test_info_of_a_plan_has_no_memory_report(trace_file: Trace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
-    capsys.readouterr()
-    assert call(["info", "t.plan", "--json"]) == 0
-    assert "per_device" not in json.loads(capsys.readouterr().out)
+def test_info_of_a_plan_has_no_memory_report(trace_file: Trace, cli: Cli) -> None:
+    cli.run("plan t.trace -o t.plan")
+    assert "per_device" not in cli.answer("info t.plan")
 
 
 def doubled(single: Trace, second: int) -> Trace:
@@ -210,58 +175,45 @@ def single(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return made
 
 
-@pytest.mark.parametrize("whole", [(), ("--whole",)])
-def test_plan_of_a_device_equals_the_plan_of_its_own_trace(
-    single: Trace, whole: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    alone = answer(capsys, "plan", "single.trace", "-o", "single.plan", *whole)
-    planned = answer(capsys, "plan", "two.trace", "--device", "0", "-o", "two.plan", *whole)
+@pytest.mark.parametrize("whole", ["", "--whole"])
+def test_plan_of_a_device_equals_the_plan_of_its_own_trace(single: Trace, whole: str, cli: Cli) -> None:
+    alone = cli.answer("plan single.trace -o single.plan", whole)
+    planned = cli.answer("plan two.trace --device 0 -o two.plan", whole)
     for key in ("arena_bytes", "peak_load_bytes", "buffers", "period", "iterations"):
         assert planned[key] == alone[key]
     assert (read_plan("two.plan")[1].size == read_plan("single.plan")[1].size).all()
-    assert answer(capsys, "check", "two.plan", "two.trace", "--device", "0")["ok"]
-    assert call(["check", "two.plan", "two.trace", "--device", "3"]) == 1
+    assert cli.answer("check two.plan two.trace --device 0")["ok"]
+    cli.run("check two.plan two.trace --device 3", code=1)
 
 
-def test_several_devices_without_a_choice_are_refused(
-    single: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_devices_without_a_choice_are_refused(single: Trace, cli: Cli) -> None:
     """One line names the devices and the option, before anything is written."""
-    assert call(["plan", "single.trace", "-o", "single.plan"]) == 0
-    for command in (["plan", "two.trace", "-o", "two.plan"], ["check", "single.plan", "two.trace"]):
-        capsys.readouterr()
-        assert call(command) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
+    cli.run("plan single.trace -o single.plan")
+    for command in ("plan two.trace -o two.plan", "check single.plan two.trace"):
+        error = cli.error(command, code=2)
         assert "two.trace is of several devices: 0, 3; choose one with --device" in error
     for verb in ("plan", "info"):
-        assert call([verb, "two.trace", "--device", "1"]) == 2
-        assert "has no device 1, but 0, 3" in capsys.readouterr().err
-    assert call(["info", "single.plan", "--device", "0"]) == 2
-    assert "a plan, which has no devices" in capsys.readouterr().err
+        assert "has no device 1, but 0, 3" in cli.error(verb, "two.trace --device 1", code=2)
 
 
-def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(
-    single: Trace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    alone, both = answer(capsys, "info", "single.trace"), answer(capsys, "info", "two.trace")
+def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(single: Trace, cli: Cli) -> None:
+    alone, both = cli.answer("info single.trace"), cli.answer("info two.trace")
     for key in ("peak_load_bytes", "lower_bound_bytes", "buffers", "period", "iterations"):
         assert both[key] == alone[key]
     assert (alone["device"], both["device"], both["devices"]) == (0, 0, 2)
     assert both["allocs"] == 2 * alone["allocs"]
     assert [device["device"] for device in both["per_device"]] == [0, 3]
     assert both["per_device"][0]["roles"] == alone["per_device"][0]["roles"]
-    host = answer(capsys, "info", "host.trace", "--device", "-1")
+    host = cli.answer("info host.trace --device -1")
     assert (host["device"], host["buffers"]) == (-1, alone["buffers"])
     assert [device["device"] for device in host["per_device"]] == [-1]
-    assert call(["info", "two.trace"]) == 0
-    assert "0; what follows is of it alone" in capsys.readouterr().out
+    assert "0; what follows is of it alone" in cli.printed("info two.trace")
 
 
-def test_event_numbers_are_rows_of_the_file(single: Trace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_event_numbers_are_rows_of_the_file(single: Trace, cli: Cli) -> None:
     """Events of the peak, and of the buffers held longest."""
     two = doubled(single, 3)
-    for device in answer(capsys, "info", "two.trace")["per_device"]:
+    for device in cli.answer("info two.trace")["per_device"]:
         load = np.where((two.device == device["device"]) & (two.kind == EventType.ALLOC), two.size, 0)
         frees = np.flatnonzero((two.device == device["device"]) & (two.kind == EventType.FREE))
         load[frees] = -two.size[two.births[frees]]
@@ -310,34 +262,30 @@ many = [1000 + 8 * k for k in range(500)]
     ],
 )
 def test_iterations_must_be_the_main_part_of_a_trace(
-    trace: Trace, iterations: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Trace, iterations: int, tmp_path: Path, cli: Cli
 ) -> None:
     path = str(tmp_path / "t.trace")
     write_trace(trace, path)
-    shown = answer(capsys, "info", path)
+    shown = cli.answer("info", path)
     assert shown["iterations"] == iterations
-    assert answer(capsys, "plan", path, "-o", path + ".plan")["iterations"] == iterations
-    assert answer(capsys, "check", path + ".plan", path)["ok"]
+    assert cli.answer(f"plan {path} -o {path}.plan")["iterations"] == iterations
+    assert cli.answer(f"check {path}.plan {path}")["ok"]
     assert (shown["period"] is None) == (shown["per_device"][0]["roles"] is None) == (iterations == 1)
-    assert call(["info", path]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(cli.printed("info", path).split())
     assert ("alike, are a small part; what follows is all" in text) == (iterations == 1)
-    for output in ([], ["-o", path + ".plan"]):
-        assert call(["plan", path, *output]) == 0
-        text = " ".join(capsys.readouterr().out.split())
+    for output in ("", f"-o {path}.plan"):
+        text = " ".join(cli.printed("plan", path, output).split())
         assert ("alike, are a small part" in text) == (iterations == 1)
         assert ("replayed by no pool" in text) == (iterations == 1 and bool(output))
 
 
 @pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
-def test_layer_of_a_real_network_is_not_taken_for_an_iteration(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layer_of_a_real_network_is_not_taken_for_an_iteration(name: str, cli: Cli) -> None:
     """The two recordings cover one step: no buffer alive at the end has the role passing."""
     path = SNAPSHOTS / f"{name}.pickle"
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    shown = answer(capsys, "info", str(path))
+    shown = cli.answer("info", str(path))
     assert shown["period"] is None
     assert shown["peak_load_bytes"] == shown["per_device"][0]["peak_load_bytes"]
     assert shown["per_device"][0]["roles"] is None

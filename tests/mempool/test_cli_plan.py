@@ -13,15 +13,13 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from answers import answer
 from commands import COMMAND
 from problem_classes import aligned
 
-from mempool.cli.app import call
 from mempool.units import binary
 from solvers import SOLVERS, check, peak_load, read_plan
 from solvers.packing.options import OPTIONS
@@ -31,7 +29,7 @@ from traces.formats.parquet import write_trace
 from traces.workload import generate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from answers import Cli
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
@@ -59,119 +57,101 @@ def hard() -> Buffers:
     return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
 
 
-def test_trace_is_planned_checked_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_is_planned_checked_and_shown(folder: Path, cli: Cli) -> None:
     """The plan of the steady iteration passes the independent check and agrees with the file."""
-    planned = answer(capsys, "plan", "t.trace", "-o", "p.plan")
+    planned = cli.answer("plan t.trace -o p.plan")
     assert {"status", "arena_bytes", "lower_bound_bytes", "solver", "seconds"} <= planned.keys()
     assert planned["iterations"] > 1
     plan, buffers, *_ = read_plan("p.plan")
     check(plan, buffers)
     assert planned["peak_load_bytes"] == peak_load(buffers) <= planned["arena_bytes"] == plan.arena_bytes
     assert planned["period"] == buffers.period
-    assert answer(capsys, "check", "p.plan", "t.trace")["ok"] is True
-    shown = answer(capsys, "info", "p.plan")
+    assert cli.answer("check p.plan t.trace")["ok"] is True
+    shown = cli.answer("info p.plan")
     assert shown["arena_bytes"] == planned["arena_bytes"]
     assert 0 <= shown["fragmentation"] < 1
 
 
-def test_whole_trace_is_planned_on_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_trace_is_planned_on_a_line(folder: Path, cli: Cli) -> None:
     """--whole plans every buffer of the file, into Parquet or CSV, and both pass the check."""
     for name in ("w.plan", "w.csv"):
-        planned = answer(capsys, "plan", "t.trace", "--whole", "-o", name)
+        planned = cli.answer("plan t.trace --whole -o", name)
         assert (planned["period"], planned["iterations"]) == (None, 1)
-        assert answer(capsys, "check", name, "t.trace")["ok"]
+        assert cli.answer("check", name, "t.trace")["ok"]
 
 
-def test_csv_plan_matches_rows_in_any_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Plans in CSV are matched by id, so the rows may be in another order."""
-    assert call(["plan", "b.csv", "-o", "s.csv"]) == 0
-    header, *rows = Path("s.csv").read_text().splitlines()
-    Path("r.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
-    assert call(["check", "s.csv", "b.csv"]) == 0
-    assert call(["check", "r.csv", "b.csv"]) == 0
-
-
-def test_wrong_plan_is_refused_with_the_two_buffers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two buffers at one address: exit code 1, the reason on stderr in one line and in the object."""
-    Path("s.csv").write_text("id,lower,upper,size,offset\na,0,5,10,0\nb,4,9,10,9\n")
-    code = call(["check", "s.csv", "s.csv", "--json"])
-    out, err = capsys.readouterr()
-    assert code == 1
-    assert json.loads(out)["ok"] is False
-    assert "a" in err
-    assert err.count("\n") == 1
-
-
-def test_plan_for_another_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan is checked against the lifetimes and sizes of the trace, not against those in the plan file."""
-    write_trace(generate(60, 2), "other.trace")
-    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
-    capsys.readouterr()
-    assert call(["check", "p.plan", "other.trace"]) == 1
-    assert "another trace" in capsys.readouterr().err
-    assert call(["check", "p.plan", "b.csv"]) == 1
-    period = read_plan("p.plan")[1].period
-    assert f"of period {period}, not a linear trace" in capsys.readouterr().err
-
-
-def test_same_seed_and_nodes_give_the_same_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan without a time limit is the same in the next run."""
+def test_csv_plan_of_a_seed_is_reproducible_and_matches_rows_in_any_order(folder: Path, cli: Cli) -> None:
     for name in ("one.csv", "two.csv"):
-        assert call(["plan", "b.csv", "-o", name, "--seed", "7", "--nodes", "5000"]) == 0
+        cli.run("plan b.csv --seed 7 --nodes 5000 -o", name)
     assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
+    header, *rows = Path("one.csv").read_text().splitlines()
+    Path("two.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
+    for name in ("one.csv", "two.csv"):
+        cli.run("check", name, "b.csv")
 
 
-def test_too_small_a_capacity_is_a_negative_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_plan_or_plan_of_another_trace_is_refused(folder: Path, cli: Cli) -> None:
+    """Exit code 1, the reason on stderr in one line and in the object."""
+    Path("s.csv").write_text("id,lower,upper,size,offset\na,0,5,10,0\nb,4,9,10,9\n")
+    write_trace(generate(60, 2), "other.trace")
+    cli.run("plan t.trace -o p.plan")
+    period = read_plan("p.plan")[1].period
+    for files, reason in (
+        ("s.csv s.csv", "a"),
+        ("p.plan other.trace", "another trace"),
+        ("p.plan b.csv", f"of period {period}, not a linear trace"),
+    ):
+        assert reason in cli.error("check", files, code=1)
+        assert cli.answer("check", files, code=1)["ok"] is False
+
+
+def test_too_small_a_capacity_is_a_negative_answer(folder: Path, cli: Cli) -> None:
     """Infeasible: exit code 1, no file, and the object says why."""
-    planned = answer(capsys, "plan", "b.csv", "-o", "s.csv", "--capacity", "1", code=1)
+    planned = cli.answer("plan b.csv -o s.csv --capacity 1", code=1)
     assert (planned["status"], planned["arena_bytes"]) == ("infeasible", None)
     assert planned["reason"]
     assert not Path("s.csv").exists()
 
 
-def test_several_capacities_plan_several_arenas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_capacities_plan_several_arenas(folder: Path, cli: Cli) -> None:
     """The object lists the contents of each arena; `check` and `info` read the plan file."""
-    whole = answer(capsys, "plan", "t.trace")
+    whole = cli.answer("plan t.trace")
     assert whole["arenas"] is None
     large, small = whole["arena_bytes"], 64 << 10
-    command = ["plan", "t.trace", "-o", "t.plan", "--capacity", str(small), "--capacity", str(large)]
-    planned = answer(capsys, *command)
+    command = f"plan t.trace -o t.plan --capacity {small} --capacity {large}"
+    planned = cli.answer(command)
     assert [one["capacity_bytes"] for one in planned["arenas"]] == [small, large]
     assert sum(one["used_bytes"] for one in planned["arenas"]) == planned["arena_bytes"]
     assert all(one["used_bytes"] <= one["capacity_bytes"] for one in planned["arenas"])
     assert sum(one["buffers"] for one in planned["arenas"]) == planned["buffers"]
-    assert answer(capsys, "check", "t.plan", "t.trace")["ok"]
-    assert answer(capsys, "info", "t.plan")["arenas"] == planned["arenas"]
-    assert call(command) == 0
-    assert re.search(r"arena 1 .* of .*, \d+ buffers", capsys.readouterr().out)
+    assert cli.answer("check t.plan t.trace")["ok"]
+    assert cli.answer("info t.plan")["arenas"] == planned["arenas"]
+    assert re.search(r"arena 1 .* of .*, \d+ buffers", cli.printed(command))
 
 
-def test_target_ends_the_search(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_ends_the_search(folder: Path, cli: Cli) -> None:
     """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
     write_csv(hard(), "hard.csv")
-    first, best = (answer(capsys, "plan", "hard.csv", "--nodes", n) for n in ("0", "30000000"))
+    first, best = (cli.answer("plan hard.csv --nodes", n) for n in ("0", "30000000"))
     assert best["arena_bytes"] < first["arena_bytes"]
     for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
-        planned = answer(capsys, "plan", "hard.csv", "--target", target)
+        planned = cli.answer(f"plan hard.csv --target '{target}'")
         assert (planned["status"], planned["stopped_by"]) == ("feasible", "target")
         assert best["arena_bytes"] < planned["arena_bytes"] < first["arena_bytes"]
     for target in ("0", "0%"):  # the bound ends it first, or the nodes
-        planned = answer(capsys, "plan", "hard.csv", "--target", target, "--nodes", "30000000")
+        planned = cli.answer(f"plan hard.csv --target '{target}' --nodes 30000000")
         assert planned["arena_bytes"] == best["arena_bytes"]
     for target in ("9" * 9 + "%", "9e12TiB"):
-        planned = answer(capsys, "plan", "hard.csv", "--target", target)
+        planned = cli.answer(f"plan hard.csv --target '{target}'")
         assert planned["stopped_by"] == "target"
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.name)
-def test_published_instances_are_planned_and_checked(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_instances_are_planned_and_checked(path: Path, tmp_path: Path, cli: Cli) -> None:
     """Every MiniMalloc instance gets a plan that passes the check, at a ratio of at least 1."""
-    solved = str(tmp_path / "s.csv")
-    planned = answer(capsys, "plan", str(path), "-o", solved, "--nodes", "1000000")
+    planned = cli.answer("plan", path, "--nodes 1000000 -o", tmp_path / "s.csv")
     assert planned["ratio"] >= 1
-    assert call(["check", solved, str(path)]) == 0
+    cli.run("check", tmp_path / "s.csv", path)
 
 
 class Terminal(io.StringIO):
@@ -183,7 +163,7 @@ class Terminal(io.StringIO):
 def test_search_shows_its_progress_on_a_terminal_only(
     stderr: io.StringIO,
     folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The line has best arena, bound, gap, nodes and nodes a second."""
@@ -193,8 +173,7 @@ def test_search_shows_its_progress_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr", stderr)
     for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
-    command = ("plan", "hard.csv", "--solver", "greedy", "--nodes", "30000000")
-    planned = answer(capsys, *command)
+    planned = cli.answer("plan hard.csv --solver greedy --nodes 30000000")
     shown = stderr.getvalue()
     if not stderr.isatty():
         assert shown == ""
@@ -210,7 +189,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
+def test_ctrl_c_keeps_the_best_plan(folder: Path, cli: Cli) -> None:
     """SIGINT in the middle of a search: exit code 130, the plan so far is written and passes the check."""
     rng = np.random.default_rng(0)
     start = rng.integers(0, 3000, 3000)
@@ -236,7 +215,7 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path) -> None:
         assert process.returncode == 130, err
         assert json.loads(out)["stopped_by"] == "interrupt"
         assert err.count("\n") == 1
-        assert call(["check", f"{solver}.plan", f"{solver}.csv"]) == 0
+        cli.run("check", f"{solver}.plan", f"{solver}.csv")
 
 
 FEW = {
@@ -250,24 +229,22 @@ FEW = {
 
 @pytest.mark.parametrize("content", FEW)
 @pytest.mark.parametrize("solver", list(SOLVERS))
-def test_little_or_nothing_is_planned_and_checked(
-    folder: Path, solver: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_little_or_nothing_is_planned_and_checked(folder: Path, solver: str, content: str, cli: Cli) -> None:
     text, arena = FEW[content]
     Path("few.csv").write_text(text)
-    planned = answer(capsys, "plan", "few.csv", "-o", "few.plan", "--solver", solver)
+    planned = cli.answer("plan few.csv -o few.plan --solver", solver)
     assert (planned["status"], planned["arena_bytes"]) == ("optimal", arena)
-    assert answer(capsys, "check", "few.plan", "few.csv")["ok"] is True
+    assert cli.answer("check few.plan few.csv")["ok"] is True
 
 
 @pytest.mark.full
-def test_million_identical_buffers_are_planned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_million_identical_buffers_are_planned(folder: Path, cli: Cli) -> None:
     write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
-    planned = answer(capsys, "plan", "many.csv", "--nodes", "0")
+    planned = cli.answer("plan many.csv --nodes 0")
     assert (planned["status"], planned["arena_bytes"]) == ("optimal", 51_200)
 
 
-def test_info_counts_the_contents_of_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
     """Events, buffers and the load agree with the trace."""
     trace = Trace.of(
         [0, 0, 1, 0, 4, 1],
@@ -277,63 +254,48 @@ def test_info_counts_the_contents_of_a_trace(folder: Path, capsys: pytest.Captur
         names=("matmul",),
     )
     write_trace(trace, "small.trace")
-    shown = answer(capsys, "info", "small.trace")
+    shown = cli.answer("info small.trace")
     counts = {"events": 6, "allocs": 3, "frees": 2, "marks": 1, "buffers": 3, "requested_bytes": 180}
     assert {key: shown[key] for key in counts} == counts
     assert shown["peak_load_bytes"] == 150
-    largest = shown["largest_at_peak"]
-    assert [(entry["size_bytes"], entry.get("operation")) for entry in largest] == [
-        (100, "matmul"),
-        (50, None),
-    ]
+    largest = [(entry["size_bytes"], entry.get("operation")) for entry in shown["largest_at_peak"]]
+    assert largest == [(100, "matmul"), (50, None)]
 
 
-def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(folder: Path, cli: Cli) -> None:
     """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
-    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    cli.run("plan t.trace -o p.plan")
     for name in ("b.csv", "t.trace", "p.plan"):
-        shown = answer(capsys, "info", name, "--largest", "100000")
+        shown = cli.answer("info", name, "--largest 100000")
         total = sum(entry["size_bytes"] * entry["instances"] for entry in shown["largest_at_peak"])
         iteration = shown["iteration_peak_load_bytes"]
         assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
 
 
-def test_empty_trace_is_no_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_trace_is_no_error(folder: Path, cli: Cli) -> None:
     """No events: planned into no bytes, checked, and shown."""
     write_trace(Trace.of([], [], []), "empty.trace")
-    assert call(["plan", "empty.trace", "-o", "empty.plan"]) == 0
-    assert call(["check", "empty.plan", "empty.trace"]) == 0
-    assert call(["info", "empty.trace"]) == 0
-    assert call(["info", "empty.plan"]) == 0
+    cli.run("plan empty.trace -o empty.plan")
+    cli.run("check empty.plan empty.trace")
+    cli.run("info empty.trace")
+    cli.run("info empty.plan")
 
 
-def keys_of(answer: Any) -> Iterator[str]:
-    """Return the keys of all objects in an answer, except keys named by a recorder or a user."""
-    if isinstance(answer, dict):
-        yield from answer
-        answer = [value for key, value in answer.items() if key not in ("metadata", "settings")]
-    for value in answer if isinstance(answer, list) else ():
-        yield from keys_of(value)
-
-
-def test_every_json_key_is_documented(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_json_key_is_documented(folder: Path, cli: Cli) -> None:
     """Keys are an interface: docs/cli.md has each of them, and they are snake case."""
     documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
-    assert call(["plan", "t.trace", "-o", "p.plan"]) == 0
+    cli.run("plan t.trace -o p.plan")
     for command in (
-        ["plan", "t.trace"],
-        ["plan", "t.trace", "--capacity", "1GiB", "--capacity", "2GiB"],
-        ["check", "p.plan", "t.trace"],
-        ["info", "t.trace"],
-        ["info", "p.plan"],
-        ["info", "b.csv"],
+        "plan t.trace",
+        "plan t.trace --capacity 1GiB --capacity 2GiB",
+        "check p.plan t.trace",
+        "info t.trace",
+        "info p.plan",
+        "info b.csv",
     ):
-        shown = answer(capsys, *command)
+        shown = cli.answer(command)
         entries = [*shown.get("largest_at_peak", ()), *(shown.get("arenas") or ())]
-        keys = set(shown) | {key for entry in entries for key in entry}
-        assert keys <= documented, command
+        assert {key for entry in (shown, *entries) for key in entry} <= documented, command
 
 
 def on_a_terminal(*command: str) -> tuple[int, str]:

@@ -189,30 +189,21 @@ def test_failing_import_under_numpy_shows_no_frame_of_mempool(tmp_path: Path) ->
         assert pooled == plain, broken
 
 
-def test_sitecustomize_of_the_user_runs(tmp_path: Path) -> None:
-    """A sitecustomize on PYTHONPATH runs once, and PYTHONPATH is unchanged."""
+def test_sitecustomize_and_interpreter_flags_of_the_user_are_kept(tmp_path: Path) -> None:
+    """A sitecustomize on PYTHONPATH runs in the command too, which is a Python."""
     write(tmp_path / "site" / "sitecustomize.py", "print('custom')")
     write(
         tmp_path / "script.py",
-        "import os, sys; print(os.environ['PYTHONPATH'], sys.path, sys.modules['sitecustomize'])",
-    )
-    plain, pooled = both(tmp_path, "script.py", PYTHONPATH=str(tmp_path / "site"))
-    assert plain.stdout.startswith("custom\n")
-    assert (
-        pooled.stdout == "custom\n" + plain.stdout
-    )  # the command is a Python too, before it becomes the program
-    assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
-
-
-def test_interpreter_flags_are_kept(tmp_path: Path) -> None:
-    """A program run with -W error and -O keeps both flags under the pool."""
-    write(
-        tmp_path / "script.py",
-        "import sys, warnings; print(sys.flags.optimize, __debug__); warnings.warn('x')",
+        """
+        import os, sys, warnings
+        print(os.environ['PYTHONPATH'], sys.path, sys.modules['sitecustomize'], sys.flags.optimize, __debug__)
+        warnings.warn('x')
+        """,
     )
     for flags in (("-O", "-W", "error"), ("-OW", "error"), ("--check-hash-based-pycs", "always", "-Werror")):
-        plain, pooled = both(tmp_path, "script.py", flags=flags)
-        assert pooled == plain
+        plain, pooled = both(tmp_path, "script.py", flags=flags, PYTHONPATH=str(tmp_path / "site"))
+        assert pooled.stdout == "custom\n" + plain.stdout
+        assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
         assert plain.status == 1
 
 
@@ -235,26 +226,25 @@ HANDLERS = {
 }
 
 
-def test_plan_of_another_framework_is_reported(tmp_path: Path) -> None:
-    """No error, since the program may use the other framework another time."""
+def test_unused_plan_limit_and_framework_are_reported(tmp_path: Path) -> None:
+    """No error, since the program may use the framework another time."""
     with Pool(background=False) as pool:
         run(pool, lambda _: programs.layers(programs.Watched(pool)), 8, marks=True)
         assert pool.planned is not None
         write_planned(pool.planned, tmp_path / "plan", client="torch")
-    write(tmp_path / "script.py", "import numpy; numpy.ones(1000)")
-    done = outcome(start(tmp_path, *MEMPOOL, "--plan", "plan", "script.py"))
-    assert done.status == 0
-    assert "the plan was not used: it is of torch" in done.stderr
-
-
-def test_unenforced_limit_is_reported(tmp_path: Path) -> None:
-    """Otherwise the user takes the limit for kept."""
     write(tmp_path / "script.py", "import numpy; numpy.ones(1 << 20)")
-    done = outcome(start(tmp_path, *MEMPOOL, "--limit", "1MiB", "script.py"))
-    assert done.status == 0
-    assert "nothing was held within the limit" in done.stderr
-    done = outcome(start(tmp_path, *MEMPOOL, "--max-reserved", "1GiB", "script.py"))
-    assert "nothing was held within the limit" not in done.stderr
+    write(tmp_path / "none.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
+    for command, said in (
+        ("--plan plan script.py", "the plan was not used: it is of torch"),
+        ("--limit 1MiB script.py", "nothing was held within the limit"),
+        ("--max-reserved 1GiB script.py", "mempool: numpy"),
+        ("--explain script.py", "no plan in effect: recording"),
+        ("none.py", "mempool: nothing to report"),
+    ):
+        done = outcome(start(tmp_path, *MEMPOOL, *command.split()))
+        assert (done.status, done.stdout) == (0, "False False\n" if command == "none.py" else "")
+        assert said in done.stderr
+        assert ("within the limit" in done.stderr) == ("--limit" in command)
 
 
 def sleeps(pid: int) -> bool:
@@ -280,38 +270,29 @@ def test_signals_end_a_program_as_under_plain_python(tmp_path: Path, name: str, 
     assert pooled == plain
 
 
+KILLED = "import os, signal, time; os.kill(os.getpid(), signal.{}); time.sleep(60)"
+#: The end of a program, and its exit status.
 ENDINGS = {
-    "normal": ("", 0),
-    "exit": ("import sys; sys.exit(5)", 5),
-    "exception": ("raise RuntimeError", 1),
-    "terminated": (
-        "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(60)",
-        -15,
-    ),
-    "hung_up": ("import os, signal; os.kill(os.getpid(), signal.SIGHUP); import time; time.sleep(60)", -1),
-    "interrupted": (
-        "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(60)",
-        -2,
-    ),
-    "terminated_in_a_thread_of_work": (
-        "import os, signal, threading\n"
-        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        "while True: x * 2",
-        -15,
-    ),
+    "": 0,
+    "import sys; sys.exit(5)": 5,
+    "raise RuntimeError": 1,
+    KILLED.format("SIGTERM"): -15,
+    KILLED.format("SIGHUP"): -1,
+    KILLED.format("SIGINT"): -2,
+    """
+import os, signal, threading
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+while True: x * 2
+""": -15,
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_recorded_trace_is_whole_for_every_ending_of_the_program(tmp_path: Path, ending: str) -> None:
-    """The trace is valid and has every allocation.
-
-    The exit status is the program's; no other file is left.
-    """
-    code, status = ENDINGS[ending]
-    write(tmp_path / "script.py", ITERATE.format(count=300) + code)
+    """The trace has every allocation, the exit status is the program's, and no other file is left."""
+    write(tmp_path / "script.py", ITERATE.format(count=300) + ending)
     done = outcome(start(tmp_path, *MEMPOOL, "--record", "t.trace", "--json", "r.json", "script.py"))
-    assert done.status == status, done.stderr
+    assert done.status == ENDINGS[ending], done.stderr
     trace = read_trace(tmp_path / "t.trace")
     assert (trace.kind == EventType.ALLOC).sum() >= 900
     assert "mempool: numpy" in done.stderr
@@ -335,10 +316,7 @@ def test_second_signal_does_not_truncate_the_trace(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_in_a_single_line(tmp_path: Path) -> None:
-    """The run leaves no file, and the program goes on.
-
-    A limit on the file size stands in for the full disk.
-    """
+    """The program goes on; a limit on the file size stands in for the full disk."""
     write(
         tmp_path / "script.py",
         """
@@ -354,21 +332,6 @@ def test_full_disk_is_reported_in_a_single_line(tmp_path: Path) -> None:
     assert "t.trace" in told.stderr
     assert told.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
-
-
-def test_program_without_a_plan_is_explained_in_its_final_state(tmp_path: Path) -> None:
-    write(tmp_path / "script.py", "import numpy as np\nnp.ones(1000)\n")
-    said = outcome(start(tmp_path, *MEMPOOL, "--explain", "script.py")).stderr
-    assert "no plan in effect: recording" in said
-
-
-def test_command_imports_no_framework_on_behalf_of_the_program(tmp_path: Path) -> None:
-    """A program without NumPy runs without NumPy, and the command says that there is nothing to report."""
-    write(tmp_path / "script.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
-    done = outcome(start(tmp_path, *MEMPOOL, "script.py"))
-    assert done.stdout == "False False\n"
-    assert done.stderr.startswith("mempool: nothing to report")
-    assert done.stderr.count("\n") == 1
 
 
 def test_report_describes_the_pool_at_the_end_of_the_program(tmp_path: Path) -> None:
@@ -446,46 +409,3 @@ def test_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:
     assert again.stdout == first.stdout
     report = json.loads((tmp_path / "r.json").read_text())["pools"]["numpy"]
     assert report["state"] == "replaying"
-
-
-@pytest.mark.parametrize(
-    ("command", "status", "says"),
-    [
-        ((), 2, "Missing argument"),
-        (("--frobnicate", "script.py"), 2, "--frobnicate"),
-        (("nowhere.py",), 3, "nowhere.py"),
-        (("--record", "no/folder/t", "script.py"), 3, "no/folder/t"),
-        (("--plan", "script.py", "script.py"), 3, "script.py"),
-        (("--max-reserved", "lots", "script.py"), 2, "lots"),
-        (("--record", "script.py", "script.py"), 2, "script.py would be written over"),
-        (("--json", "hidden/../script.py", "script.py"), 2, "would be written over"),
-        (("--record", "same", "--json", "same", "script.py"), 2, "same would be written over"),
-        (("hidden/script.py",), 2, "traces"),
-        (("--plan", "x.plan", "--record", "x.plan", "script.py"), 2, "x.plan would be written over"),
-        (("--record", "folder/__main__.py", "folder"), 2, "__main__.py would be written over"),
-        (("MEMPOOL_RECORD=script.py", "script.py"), 2, "script.py would be written over"),
-        (("MEMPOOL_RECORD=folder", "script.py"), 3, "folder: Is a directory"),
-        (("MEMPOOL_RECORD=no/folder/t", "script.py"), 3, "no/folder/t: No such file"),
-        (("MEMPOOL_PLAN=nowhere", "script.py"), 3, "nowhere: No such file"),
-        (("--record", "script.py/t", "script.py"), 3, "script.py/t: Not a directory"),
-        (("--record", "loop", "script.py"), 3, "loop: Too many levels"),
-        (("--record", "n" * 300, "script.py"), 3, "File name too long"),
-        (("loop",), 3, "loop: No such file"),
-        (("",), 3, "No such file"),
-    ],
-)
-def test_wrong_command_line_prints_a_single_line_and_runs_nothing(
-    tmp_path: Path, command: tuple[str, ...], status: int, says: str
-) -> None:
-    """Our errors precede the program, in one line, with the documented exit code."""
-    write(tmp_path / "script.py", "print('ran')")
-    write(tmp_path / "hidden" / "script.py", "print('ran')")
-    write(tmp_path / "hidden" / "traces.py", "")
-    write(tmp_path / "folder" / "__main__.py", "print('ran')")
-    (tmp_path / "loop").symlink_to("loop")
-    variables = dict(word.split("=", 1) for word in command if word.startswith("MEMPOOL_"))
-    command = tuple(word for word in command if not word.startswith("MEMPOOL_"))
-    done = outcome(start(tmp_path, *MEMPOOL, *command, **variables))
-    assert (done.stdout, done.status) == ("", status), done.stderr
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -64,21 +64,13 @@ def test_direct_launch_equals_the_full_command_line_or_declines(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["there.py"],
-        ["-m", "there", "--x"],
-        ["--quiet", "--json", "out", "-c", "pass"],
-        ["--record", "t", "there.py"],
-    ],
+    "words", ["there.py", "-m there --x", "--quiet --json out -c pass", "--record t there.py"]
 )
-def test_plain_command_lines_go_straight(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_command_lines_go_straight(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts, modules and code, with flags and files."""
     (tmp_path / "there.py").touch()
     monkeypatch.chdir(tmp_path)
-    assert started(lambda: launch.launch(words), monkeypatch) is not None
+    assert started(lambda: launch.launch(words.split()), monkeypatch) is not None
 
 
 def test_launch_imports_nothing_heavy_before_the_program_begins(tmp_path: Path) -> None:
@@ -98,40 +90,39 @@ def test_launch_imports_nothing_heavy_before_the_program_begins(tmp_path: Path) 
     assert not {"typer", "click", "rich", "pydantic", "numpy"} & set(loaded)
 
 
-@pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_child_forks_like_its_parent(tmp_path: Path, options: list[str]) -> None:
-    write(
-        tmp_path / "script.py",
-        "import os, signal, numpy\n"
-        "for generation in range(4):\n"
-        "    if os.fork():\n"
-        "        os.wait()\n"
-        "        break\n"
-        "    numpy.ones(99_999)\n"
-        "    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
-        "    os.write(1, b'%d' % generation)\n",
-    )
-    done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
-    assert (done.status, done.stdout, done.stderr) == (0, "0123", "")
+FORKS = """
+import os, signal, numpy
+for generation in range(4):
+    if os.fork():
+        os.wait()
+        break
+    numpy.ones(99_999)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    os.write(1, b'%d ' % generation)
+"""
+TERMINATES = """
+import multiprocessing, time, numpy
+fork = multiprocessing.get_context('fork')
+for _ in range(20):
+    child = fork.Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(60)
+    print(child.exitcode)
+    child.kill()
+"""
 
 
 @pytest.mark.parametrize("options", [["--quiet"], ["--quiet", "--children"]])
-def test_child_terminated_while_being_forked_ends(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(("program", "printed"), [(FORKS, list("0123")), (TERMINATES, ["-15"] * 20)])
+def test_child_forks_like_its_parent_and_ends_when_terminated(
+    tmp_path: Path, program: str, printed: list[str], options: list[str]
+) -> None:
     """Python forgets signals that arrive during the repair of a child's state after the fork."""
-    write(
-        tmp_path / "script.py",
-        "import multiprocessing, time, numpy\n"
-        "fork = multiprocessing.get_context('fork')\n"
-        "for _ in range(20):\n"
-        "    child = fork.Process(target=time.sleep, args=(60,))\n"
-        "    child.start()\n"
-        "    child.terminate()\n"
-        "    child.join(60)\n"
-        "    print(child.exitcode)\n"
-        "    child.kill()\n",
-    )
+    write(tmp_path / "script.py", program)
     done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
-    assert (done.status, done.stdout.split()) == (0, ["-15"] * 20)
+    assert (done.status, done.stdout.split()) == (0, printed)
+    assert program == TERMINATES or done.stderr == ""
 
 
 CHILDREN = """

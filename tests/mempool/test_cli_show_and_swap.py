@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import answer, printed
 from shown import Packed, four_buffers
 from snapshots import event, segment, stored
 from swap_traces import MIB, training
@@ -23,21 +22,20 @@ from traces.formats.parquet import write_trace
 from traces.workload import generate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from answers import Cli
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Path:
     """Enter a folder with a plain trace, a repeating trace, and a plan of each solver for the latter."""
     monkeypatch.chdir(tmp_path)
     write_trace(four_buffers(), "four.trace")
     write_trace(generate(60, 1), "t.trace")
-    assert call(["plan", "t.trace", "-o", "t.plan", "--json"]) == 0
-    assert call(["plan", "t.trace", "--whole", "-o", "whole.plan", "--json"]) == 0
+    cli.run("plan t.trace -o t.plan")
+    cli.run("plan t.trace --whole -o whole.plan")
     return tmp_path
 
 
@@ -62,37 +60,38 @@ def _packed(item: Any) -> str:
 
 
 @drawn
-def test_page_is_written_into_the_current_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_is_written_into_the_current_folder(folder: Path, cli: Cli) -> None:
     """The page is named after the trace, and the answer agrees with the page."""
-    shown = answer(capsys, "show", "four.trace")
+    shown = cli.answer("show four.trace")
     assert shown["page"] == "four.html"
     assert shown["page_bytes"] == (folder / "four.html").stat().st_size
     assert (shown["buffers"], shown["pieces"], shown["drawn"]) == (4, 4, 4)
-    assert shown["views"] == [{"view": "recorded", "of": "trace"}]
     assert content("four.html").said["title"] == "four.trace"
 
 
 @drawn
 @pytest.mark.parametrize(
-    ("plan", "views"),
+    ("files", "views"),
     [
-        ("whole.plan", [("plan", "trace")]),
-        ("t.plan", [("plan", "iteration"), ("planned, greedy", "trace")]),
+        ("four.trace", [("recorded", "trace")]),
+        ("t.plan", [("plan", "iteration")]),
+        ("t.trace whole.plan", [("plan", "trace")]),
+        ("t.trace t.plan", [("plan", "iteration"), ("planned, greedy", "trace")]),
     ],
 )
-def test_plan_is_shown_with_its_trace(
-    folder: Path, capsys: pytest.CaptureFixture[str], plan: str, views: list[tuple[str, str]]
+def test_traces_and_plans_have_their_views(
+    folder: Path, cli: Cli, files: str, views: list[tuple[str, str]]
 ) -> None:
     """On the trace's own time for a plan of the whole trace, else on the time of one iteration."""
-    shown = answer(capsys, "show", "t.trace", plan, "-o", "p.html")
+    shown = cli.answer("show", files, "-o p.html")
     assert [(one["view"], one["of"]) for one in shown["views"]] == views
     assert len(content("p.html").said["views"]) == len(views)
 
 
 @drawn
-def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulated_allocators_are_views(folder: Path, cli: Cli) -> None:
     """Each view has addresses and reserved segments."""
-    shown = answer(capsys, "show", "four.trace", "-a", "first_fit", "-a", "best_fit")
+    shown = cli.answer("show four.trace -a first_fit -a best_fit")
     assert [one["view"] for one in shown["views"]] == ["recorded", "first_fit", "best_fit"]
     back = content("four.html")
     for view in back.said["views"][1:]:
@@ -101,50 +100,43 @@ def test_simulated_allocators_are_views(folder: Path, capsys: pytest.CaptureFixt
 
 
 @drawn
-def test_lost_history_is_reported_and_not_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_history_is_reported_and_not_simulated(folder: Path, cli: Cli) -> None:
     """On the terminal, in the JSON and on the page; a requested allocator has nothing to simulate."""
     stored(folder / "end.pickle", [], segments=[segment((4096, 1024, 1000, "active_allocated"))])
-    assert call(["show", "end.pickle"]) == 0
-    assert "end.pickle: history not recorded" in " ".join(capsys.readouterr().out.split())
-    (caveat,) = answer(capsys, "show", "end.pickle")["caveats"]
+    assert "end.pickle: history not recorded" in " ".join(cli.printed("show end.pickle").split())
+    (caveat,) = cli.answer("show end.pickle")["caveats"]
     assert (caveat["of"], caveat["caveat"][:20]) == ("trace", "history not recorded")
     (timeline,) = content("end.html").said["timelines"]
     assert (timeline["still"], timeline["caveats"]) == (True, [caveat["caveat"]])
-    assert call(["show", "end.pickle", "-a", "first_fit"]) == 3
-    assert "none were recorded" in capsys.readouterr().err
+    assert "none were recorded" in cli.error("show end.pickle -a first_fit", code=3)
 
 
 @drawn
-def test_snapshot_of_a_failed_run_names_the_refused_request(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_snapshot_of_a_failed_run_names_the_refused_request(folder: Path, cli: Cli) -> None:
     """The refused request has its stack if source lines are requested."""
     frames = [{"name": "scores", "filename": "/home/me/attention.py", "line": 42}]
     died = event("oom", 0, 900, 2, device_free=100, frames=frames)
     stored(folder / "died.pickle", [event("alloc", 4096, 512, 1), died])
-    answer(capsys, "show", "died.pickle", "--frames")
+    cli.run("show died.pickle --frames")
     refused = content("died.html").said["timelines"][0]["notes"]["refused"]
     assert refused["stack"]["names"] == ["attention.py:42 scores"]
     assert content("died.html").column(refused["asked"]).tolist() == [900]
     assert content("died.html").column(refused["free"]).tolist() == [100]
-    answer(capsys, "show", "died.pickle")
+    cli.run("show died.pickle")
     assert "attention" not in json.dumps(content("died.html").said)
 
 
-def test_our_own_pool_is_among_the_allocators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = answer(capsys, "show", "t.trace", "-a", "planned_online", "--lenient", "--perfetto", "p.json")
+def test_our_own_pool_is_among_the_allocators(folder: Path, cli: Cli) -> None:
+    shown = cli.answer("show t.trace -a planned_online --lenient --perfetto p.json")
     assert [one["view"] for one in shown["views"]] == ["planned_online"]
     assert shown["skipped"] == {}
 
 
-@drawn
-def test_plan_is_shown_without_a_trace(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = answer(capsys, "show", "t.plan")
-    assert (shown["page"], shown["views"]) == ("t.html", [{"view": "plan", "of": "iteration"}])
-
-
-def test_perfetto_alone_needs_no_bokeh(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = answer(capsys, "show", "four.trace", "--perfetto", "four.json.gz")
+def test_perfetto_alone_needs_no_bokeh(folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bokeh" else found(name))
+    assert "pip install 'mempool[show]'" in cli.error("show four.trace", code=4)
+    shown = cli.answer("show four.trace --perfetto four.json.gz")
     assert "page" not in shown
     assert shown["slices"] == 4
     assert shown["perfetto_bytes"] == (folder / "four.json.gz").stat().st_size
@@ -152,30 +144,20 @@ def test_perfetto_alone_needs_no_bokeh(folder: Path, capsys: pytest.CaptureFixtu
 
 
 @drawn
-def test_page_contains_no_folders_and_source_lines_only_on_request(folder: Path) -> None:
+def test_page_contains_no_folders_and_source_lines_only_on_request(folder: Path, cli: Cli) -> None:
     """A page is sent to others: no folder is included, and source lines only with --frames."""
-    assert call(["show", str(folder / "four.trace"), "-o", "p.html"]) == 0
+    cli.run("show", folder / "four.trace", "-o p.html")
     assert str(folder) not in json.dumps(content("p.html").said)
     assert "one.py" not in json.dumps(content("p.html").said)
-    assert call(["show", "four.trace", "-o", "p.html", "--frames"]) == 0
+    cli.run("show four.trace -o p.html --frames")
     assert "one.py" in json.dumps(content("p.html").said)
-
-
-def test_missing_bokeh_is_a_single_line_with_the_install_command(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bokeh" else found(name))
-    assert call(["show", "four.trace"]) == 4
-    assert "pip install 'mempool[show]'" in capsys.readouterr().err
-    assert not (folder / "four.html").exists()
 
 
 @drawn
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
-def test_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_snapshot_has_its_segments(folder: Path, cli: Cli) -> None:
     """The recorded view has PyTorch's reserved segments; unused address space is left out."""
-    shown = answer(capsys, "show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html")
+    shown = cli.answer("show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html")
     assert shown["buffers"] == 36
     back = content("small.html")
     (view,) = back.said["views"]
@@ -185,38 +167,34 @@ def test_real_snapshot_has_its_segments(folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a swap_folder with a trace and a file of moves."""
+    """A folder with a trace and a file of moves."""
     path = tmp_path_factory.mktemp("swaps")
     write_trace(training(), path / "run.trace")
-    plan = ["swap", str(path / "run.trace"), "--limit", "33MiB", "-o", str(path / "moves.json")]
-    assert call(plan) == 0
+    assert call(["swap", f"{path}/run.trace", "--limit", "33MiB", "-o", f"{path}/moves.json"]) == 0
     return path
 
 
 @pytest.fixture
 def swap_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a swap_folder with a trace and a file of moves."""
+    """The current folder, with a trace and a file of moves."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
 @drawn
-@pytest.mark.parametrize("more", [[], ["--whole"], ["--bandwidth", "10GB"]])
-def test_page_opens_with_the_swaps(
-    swap_folder: Path, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("more", ["", "--whole", "--bandwidth 10GB"])
+def test_page_opens_with_the_swaps(swap_folder: Path, more: str, cli: Cli) -> None:
     """However the step was cut and timed, the page finds the step again."""
-    assert call(["swap", "run.trace", "--limit", "33MiB", *more, "-o", "moves.json", "--json"]) == 0
-    capsys.readouterr()
-    said = answer(capsys, "show", "run.trace", "--swap", "moves.json")
+    cli.run("swap run.trace --limit 33MiB -o moves.json", more)
+    said = cli.answer("show run.trace --swap moves.json")
     assert said["timelines"][:2] == ["device, with swaps", "host, copies"]
     assert [one["of"] for one in said["views"]][:2] == said["timelines"][:2]
     assert (swap_folder / "run.html").stat().st_size > 100_000
 
 
 @drawn
-def test_planned_device_of_several_is_drawn(swap_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planned_device_of_several_is_drawn(swap_folder: Path, cli: Cli) -> None:
     one = training()
     two = Trace.of(
         np.tile(one.kind, 2),
@@ -229,88 +207,66 @@ def test_planned_device_of_several_is_drawn(swap_folder: Path, capsys: pytest.Ca
         metadata=one.metadata,
     )
     write_trace(two, "two.trace")
-    plan = ["swap", "two.trace", "--device", "1", "--limit", "33MiB", "-o", "moves.json", "--json"]
-    assert call(plan) == 0
-    capsys.readouterr()
-    assert answer(capsys, "show", "two.trace", "--swap", "moves.json")["timelines"][0] == "device, with swaps"
+    cli.run("swap two.trace --device 1 --limit 33MiB -o moves.json")
+    assert cli.answer("show two.trace --swap moves.json")["timelines"][0] == "device, with swaps"
 
 
-def _set(*path: str | int) -> Callable[[Any, Any], None]:
-    def change(said: Any, value: Any) -> None:
-        for key in path[:-1]:
-            said = said[key]
-        said[path[-1]] = value
-
-    return change
-
-
-FAULTS: dict[str, tuple[tuple[str | int, ...], Any]] = {
-    "another step": (("operations",), 11),
-    "another peak": (("peak_load_bytes",), 5),
-    "another buffer": (("moves", 0, "buffer"), 1),
-    "a buffer beyond": (("moves", 0, "row"), 10**9),
-    "a huge buffer": (("moves", 0, "row"), 10**30),
-    "a negative operation": (("moves", 0, "out_operation"), -1),
-    "a use too early": (("moves", 0, "use_operation"), 3),
-    "an operation beyond": (("moves", 0, "fetch_operation"), 2**61),
-    "a word": (("moves", 0, "last_operation"), "1"),
-    "a truth for a number": (("limits", -1, "limit_bytes"), True),
-    "a number for a truth": (("moves", 0, "copied"), 1),
-    "nothing copied": (("moves", 0, "copied"), False),
-    "no moves": (("moves",), []),
-    "moves that are none": (("moves",), {"a": 1}),
-    "a move that is none": (("moves", 0), 7),
-    "rows beyond": (("step", "window"), [0, 10**6]),
-    "rows backwards": (("step", "window"), [50, 10]),
-    "one row": (("step", "window"), [1]),
-    "no bandwidth": (("step", "bandwidth"), 0),
-    "no time": (("step", "bandwidth"), 1e-290),
-    "no number": (("step", "bandwidth"), float("nan")),
-    "a device that is none": (("step", "device"), "x"),
-    "a link backwards": (("link", "in_fixed"), -1),
-    "a link for ever": (("link", "in_fixed"), 1e300),
-    "a link too many": (("link", "warp"), 1.0),
-    "a link that is none": (("link",), []),
-    "no limit": (("limits",), []),
-}
+#: Path of a value in the file of moves, and a wrong value.
+FAULTS: list[tuple[tuple[str | int, ...], Any]] = [
+    (("operations",), 11),
+    (("peak_load_bytes",), 5),
+    (("moves", 0, "buffer"), 1),
+    (("moves", 0, "row"), 10**9),
+    (("moves", 0, "row"), 10**30),
+    (("moves", 0, "out_operation"), -1),
+    (("moves", 0, "use_operation"), 3),
+    (("moves", 0, "fetch_operation"), 2**61),
+    (("moves", 0, "last_operation"), "1"),
+    (("limits", -1, "limit_bytes"), True),
+    (("moves", 0, "copied"), 1),
+    (("moves", 0, "copied"), False),
+    (("moves",), []),
+    (("moves",), {"a": 1}),
+    (("moves", 0), 7),
+    (("step", "window"), [0, 10**6]),
+    (("step", "window"), [50, 10]),
+    (("step", "window"), [1]),
+    (("step", "bandwidth"), 0),
+    (("step", "bandwidth"), 1e-290),
+    (("step", "bandwidth"), float("nan")),
+    (("step", "device"), "x"),
+    (("link", "in_fixed"), -1),
+    (("link", "in_fixed"), 1e300),
+    (("link", "warp"), 1.0),
+    (("link",), []),
+    (("limits",), []),
+]
 
 
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize(("path", "value"), FAULTS)
 @drawn
 def test_moves_of_another_trace_are_a_single_line(
-    swap_folder: Path, what: str, capsys: pytest.CaptureFixture[str]
+    swap_folder: Path, path: tuple[str | int, ...], value: Any, cli: Cli
 ) -> None:
-    said = json.loads((swap_folder / "moves.json").read_text())
-    _set(*FAULTS[what][0])(said, FAULTS[what][1])
+    said = part = json.loads((swap_folder / "moves.json").read_text())
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
     (swap_folder / "moves.json").write_text(json.dumps(said))
-    assert call(["show", "run.trace", "--swap", "moves.json"]) == 3
-    error = capsys.readouterr().err
+    error = cli.error("show run.trace --swap moves.json", code=3)
     assert error.startswith("mempool: moves.json: ")
-    assert len(error.splitlines()) == 1
     assert not (swap_folder / "run.html").exists()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "7", "[" * 100_000, '{"step": 1e999}', "\x00\xff", "9" * 9999]
-)
 @drawn
-def test_invalid_moves_file_is_a_single_line(
-    swap_folder: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (swap_folder / "moves.json").write_text(text)
-    assert call(["show", "run.trace", "--swap", "moves.json"]) == 3
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-@drawn
-def test_missing_and_conflicting_files_are_refused(
-    swap_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(["show", "run.trace", "--swap", "none.json"]) == 3
-    assert call(["show", "run.trace", "--swap", "moves.json", "-o", "moves.json"]) == 2
+def test_invalid_missing_and_conflicting_files_are_a_single_line(swap_folder: Path, cli: Cli) -> None:
+    cli.error("show run.trace --swap none.json", code=3)
+    cli.error("show run.trace --swap moves.json -o moves.json", code=2)
     (swap_folder / "b.csv").write_text("id,lower,upper,size\n1,0,2,4\n")
-    assert call(["show", "b.csv", "--swap", "moves.json"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    cli.error("show b.csv --swap moves.json", code=2)
+    for text in ("", "{", "[]", "7", "[" * 100_000, '{"step": 1e999}', "\x00\xff", "9" * 9999):
+        (swap_folder / "moves.json").write_text(text)
+        cli.error("show run.trace --swap moves.json", code=3)
 
 
 def test_shown_peak_is_the_planned_peak(swap_folder: Path) -> None:
@@ -324,129 +280,102 @@ def test_shown_peak_is_the_planned_peak(swap_folder: Path) -> None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    write_trace(training(), tmp_path / "run.trace")
-    return str(tmp_path / "run.trace")
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(training(), "run.trace")
 
 
-def test_each_limit_has_its_row(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "swap", path, "--limit", "33MiB", "--limit", "free", "--limit", "50%")
-    assert said["peak_load_bytes"] == 49 * MIB
-    assert said["repeats"]
-    held, free, slower = said["limits"]
-    assert held["peak_bytes"] <= held["limit_bytes"] == 33 * MIB
-    assert free["stall_seconds"] == 0
-    assert slower["stall_seconds"] <= 0.5 * said["iteration_seconds"]
-    for row in (held, free, slower):
-        assert row["iteration_seconds"] == pytest.approx(said["iteration_seconds"] + row["stall_seconds"])
-        assert row["swapped_bytes"] == row["moves"] * 8 * MIB
+@pytest.mark.usefixtures("run")
+class TestSwap:
+    def test_each_limit_has_its_row(self, cli: Cli) -> None:
+        said = cli.answer("swap run.trace --limit 33MiB --limit free --limit 50%")
+        assert said["peak_load_bytes"] == 49 * MIB
+        assert said["repeats"]
+        held, free, slower = said["limits"]
+        assert held["peak_bytes"] <= held["limit_bytes"] == 33 * MIB
+        assert free["stall_seconds"] == 0
+        assert slower["stall_seconds"] <= 0.5 * said["iteration_seconds"]
+        for row in (held, free, slower):
+            total = said["iteration_seconds"] + row["stall_seconds"]
+            assert row["iteration_seconds"] == pytest.approx(total)
+            assert row["swapped_bytes"] == row["moves"] * 8 * MIB
 
+    def test_curve_without_a_limit_stalls_longer_at_lower_limits(self, cli: Cli) -> None:
+        rows = cli.answer("swap run.trace --link 1e-5,1e-10")["limits"]
+        assert len(rows) > 2
+        stalls = [row["stall_seconds"] for row in rows]
+        assert stalls == sorted(stalls)
+        assert [row["limit_bytes"] for row in rows] == sorted((r["limit_bytes"] for r in rows), reverse=True)
+        assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
 
-def test_curve_without_a_limit_stalls_longer_at_lower_limits(
-    path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = answer(capsys, "swap", path, "--link", "1e-5,1e-10")["limits"]
-    assert len(rows) > 2
-    stalls = [row["stall_seconds"] for row in rows]
-    assert stalls == sorted(stalls)
-    assert [row["limit_bytes"] for row in rows] == sorted((r["limit_bytes"] for r in rows), reverse=True)
-    assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
+    def test_swap_table_and_moves_file_agree_with_the_limit(self, cli: Cli) -> None:
+        shown = cli.printed("swap run.trace --limit 33MiB -o moves.json")
+        written = json.loads(Path("moves.json").read_text())
+        assert "33 MiB" in shown
+        assert "link bound" in shown
+        assert written["limits"][0]["limit_bytes"] == 33 * MIB
+        assert len(written["moves"]) == written["limits"][0]["moves"] > 0
+        for move in written["moves"]:
+            order = [move[f"{name}_operation"] for name in ("last", "out", "release", "fetch", "use")]
+            assert order == sorted(order)
 
+    def test_trace_without_marks_is_cut_where_iterations_repeat(self, cli: Cli) -> None:
+        write_trace(training(marks=False, layers=20), "plain.trace")
+        said = cli.answer("swap plain.trace --limit free")
+        assert (said["repeats"], said["operations"]) == (True, 40)
+        whole = cli.answer("swap run.trace --limit free --whole")
+        assert (whole["repeats"], whole["operations"]) == (False, 48)
 
-def test_swap_table_and_moves_file_agree_with_the_limit(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = printed(capsys, "swap", path, "--limit", "33MiB", "-o", str(tmp_path / "moves.json"))
-    written = json.loads((tmp_path / "moves.json").read_text())
-    assert "33 MiB" in shown
-    assert "link bound" in shown
-    assert written["limits"][0]["limit_bytes"] == 33 * MIB
-    moves = written["moves"]
-    assert len(moves) == written["limits"][0]["moves"] > 0
-    for move in moves:
-        order = ("last_operation", "out_operation", "release_operation", "fetch_operation", "use_operation")
-        assert [move[key] for key in order] == sorted(move[key] for key in order)
+    def test_below_the_working_set_the_answer_is_no(self, cli: Cli) -> None:
+        out, error = cli.run("swap run.trace --limit 1MiB --limit 40MiB", code=1)
+        assert "cannot be held" in out
+        assert "no gain possible below" in error
+        least = int(error.split("; ")[1].split(" bytes")[0])
+        assert f"{least} bytes (9 MiB) is feasible" in error
+        cli.run(f"swap run.trace --limit {least}")
+        assert "touches" in cli.error(f"swap run.trace --limit {least - 1}", code=1)
 
+    def test_measured_link_is_reported_and_used(self, cli: Cli) -> None:
+        out, error = cli.run("swap run.trace --limit 40MiB --link Measured")
+        assert error.startswith("mempool: the link is measured ")
+        assert len(error.splitlines()) == 1
+        (line,) = [line for line in out.splitlines() if line.startswith("link  ")]
+        assert "GB/s, back " in line
 
-def test_trace_without_marks_is_cut_where_iterations_repeat(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_trace(training(marks=False, layers=20), tmp_path / "plain.trace")
-    said = answer(capsys, "swap", str(tmp_path / "plain.trace"), "--limit", "free")
-    assert said["repeats"]
-    assert said["operations"] == 40
-    whole = answer(capsys, "swap", path, "--limit", "free", "--whole")
-    assert not whole["repeats"]
-    assert whole["operations"] == 48
+    def test_link_measurement_without_a_gpu_imports_no_framework(self) -> None:
+        code = (
+            "import sys; from mempool import _core; from mempool.cli.app import call\n"
+            "_core.cuda_devices = list\n"
+            "assert call(['swap', 'run.trace', '--limit', 'free', '--link', 'measured']) == 0\n"
+            "assert 'torch' not in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120)
 
+    def test_host_limit_is_kept_and_reported(self, cli: Cli) -> None:
+        """A lower limit that needs more host memory can no longer be held.
 
-def test_below_the_working_set_the_answer_is_no(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["swap", path, "--limit", "1MiB", "--limit", "40MiB"]) == 1
-    out, error = capsys.readouterr()
-    assert "cannot be held" in out
-    assert "no gain possible below" in error
-    least = int(error.split("; ")[1].split(" bytes")[0])
-    assert f"{least} bytes (9 MiB) is feasible" in error
-    capsys.readouterr()
-    assert call(["swap", path, "--limit", str(least)]) == 0
-    capsys.readouterr()
-    assert call(["swap", path, "--limit", str(least - 1)]) == 1
-    error = capsys.readouterr().err
-    assert "touches" in error
-    assert len(error.splitlines()) == 1
+        The arenas are reported for the last limit.
+        """
+        much = cli.answer("swap run.trace --limit 25MiB")
+        (row,) = much["limits"]
+        assert row["host_bytes"] >= 24 * MIB
+        assert much["arena_bytes"] >= row["peak_bytes"]
+        assert much["host_arena_bytes"] >= row["host_bytes"]
+        (row,) = cli.answer("swap run.trace --limit 33MiB --host 16MiB")["limits"]
+        assert row["host_bytes"] <= 16 * MIB
+        out, error = cli.run("swap run.trace --limit 25MiB --host 16MiB", code=1)
+        assert "cannot be held" in out
+        assert "is feasible" in error
+        told = cli.printed("swap run.trace --host 16MiB")
+        assert "with so few bytes on the host, not below 33 MiB" in told
+        assert "so few bytes" not in cli.printed("swap run.trace")
 
-
-def test_measured_link_is_reported_and_used(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(["swap", path, "--limit", "40MiB", "--link", "Measured"]) == 0
-    out, error = capsys.readouterr()
-    assert error.startswith("mempool: the link is measured ")
-    assert len(error.splitlines()) == 1
-    (line,) = [line for line in out.splitlines() if line.startswith("link  ")]
-    assert "GB/s, back " in line
-
-
-def test_link_measurement_without_a_gpu_imports_no_framework(path: str) -> None:
-    code = (
-        "import sys; from mempool import _core; from mempool.cli.app import call; _core.cuda_devices = list\n"
-        f"assert call(['swap', {path!r}, '--limit', 'free', '--link', 'measured']) == 0\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_host_limit_is_kept_and_reported(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A lower limit that needs more host memory can no longer be held.
-
-    The arenas are reported for the last limit.
-    """
-    much = answer(capsys, "swap", path, "--limit", "25MiB")
-    (row,) = much["limits"]
-    assert row["host_bytes"] >= 24 * MIB
-    assert much["arena_bytes"] >= row["peak_bytes"]
-    assert much["host_arena_bytes"] >= row["host_bytes"]
-    (row,) = answer(capsys, "swap", path, "--limit", "33MiB", "--host", "16MiB")["limits"]
-    assert row["host_bytes"] <= 16 * MIB
-    assert call(["swap", path, "--limit", "25MiB", "--host", "16MiB"]) == 1
-    out, error = capsys.readouterr()
-    assert "cannot be held" in out
-    assert "is feasible" in error
-    assert "with so few bytes on the host, not below 33 MiB" in printed(
-        capsys, "swap", path, "--host", "16MiB"
-    )
-    assert "so few bytes" not in printed(capsys, "swap", path)
-
-
-def test_limit_above_the_peak_moves_nothing(
-    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An empty schedule is written all the same."""
-    assert "nothing has to move" in printed(capsys, "swap", path, "--limit", "1GiB")
-    assert "nothing has to move" not in printed(capsys, "swap", path, "--limit", "33MiB")
-    said = answer(capsys, "swap", path, "--limit", "1GiB", "-o", str(tmp_path / "none.json"))
-    assert said["limits"][0]["moves"] == said["limits"][0]["stall_seconds"] == 0
-    assert json.loads((tmp_path / "none.json").read_text())["moves"] == []
-    assert said["arena_bytes"] == said["peak_load_bytes"]
-    assert said["host_arena_bytes"] == 0
+    def test_limit_above_the_peak_moves_nothing(self, cli: Cli) -> None:
+        """An empty schedule is written all the same."""
+        assert "nothing has to move" in cli.printed("swap run.trace --limit 1GiB")
+        assert "nothing has to move" not in cli.printed("swap run.trace --limit 33MiB")
+        said = cli.answer("swap run.trace --limit 1GiB -o none.json")
+        assert said["limits"][0]["moves"] == said["limits"][0]["stall_seconds"] == 0
+        assert json.loads(Path("none.json").read_text())["moves"] == []
+        assert said["arena_bytes"] == said["peak_load_bytes"]
+        assert said["host_arena_bytes"] == 0

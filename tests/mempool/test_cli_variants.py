@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import programs
 import pytest
-from answers import answer
+from combinations import some
 from pools import simulated
 from programs_with_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from answers import Cli
+
 THREE = (900, 1300, 1900)
 
 
@@ -44,17 +47,34 @@ def recorded(
         memory.free_all()
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("work", [in_steps, marking_last])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the trace of a program of three variants, and its plan."""
+    path = tmp_path_factory.mktemp("variants")
+    recorded(path / "run.trace", THREE)
+    assert call(["plan", f"{path}/run.trace", "-o", f"{path}/run.plan"]) == 0
+    return path
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("work", "late", "long"), some([in_steps, marking_last], [False, True], [False, True], every=3)
+)
 def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Callable[..., None], late: bool, long: bool
+    tmp_path: Path, cli: Cli, work: Callable[..., None], late: bool, long: bool
 ) -> None:
     """The order of variants differs from the recording."""
-    recorded(tmp_path / "run.trace", THREE, work, late=late, long=long)
-    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+    trace, plan = tmp_path / "run.trace", tmp_path / "run.plan"
+    recorded(trace, THREE, work, late=late, long=long)
+    result = cli.answer("plan", trace, "-o", plan)
     assert len(result["variants"]) == len(THREE)
-    with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
+    with Pool(simulated(), background=False, plan=plan) as pool:
         memory = programs.Watched(pool)
         order = at_random(THREE)
         iteration = with_states(memory, variants(memory, lambda n: order(n + 500), late=late, long=long))
@@ -63,154 +83,109 @@ def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
         assert pool.plans == 0
         assert pool.report().to_dict()["planned_arena_bytes"] == result["arena_bytes"]
         memory.free_all()
-    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+    assert cli.answer("check", plan, trace)["variants"] == len(THREE)
 
 
-def test_arena_of_joint_plans_equals_the_largest_variants_arena(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+def test_arena_of_joint_plans_equals_the_largest_variants_arena(folder: Path, cli: Cli) -> None:
+    result = cli.answer("plan run.trace")
     each = result["variants"]
     assert result["arena_bytes"] == each[0]["arena_bytes"] == max(kind["arena_bytes"] for kind in each)
     assert result["peak_load_bytes"] == each[0]["peak_load_bytes"]
-    together = list(read_plans(tmp_path / "run.plan").variants.values())
+    together = list(read_plans(folder / "run.plan").variants.values())
     assert result["lower_bound_bytes"] >= peak_load(VariantSet(together).buffers) >= result["peak_load_bytes"]
     assert result["arena_bytes"] >= result["lower_bound_bytes"]
     assert result["arena_bytes"] < 1.25 * max(kind["peak_load_bytes"] for kind in each)
-    about = answer(capsys, "info", tmp_path / "run.trace")
+    about = cli.answer("info run.trace")
     assert about["iterations"] == about["variants"][0]["iterations"]
     assert about["iteration_peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in about["variants"])
     assert sum(kind["iterations"] for kind in about["variants"]) >= 58  # all but the first ones
-    assert answer(capsys, "info", tmp_path / "run.plan")["arena_bytes"] == result["arena_bytes"]
-
-
-def test_tables_list_the_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded(tmp_path / "run.trace", THREE)
+    assert cli.answer("info run.plan")["arena_bytes"] == result["arena_bytes"]
     for verb in ("plan", "info"):
-        assert call([verb, str(tmp_path / "run.trace")]) == 0
-        shown = capsys.readouterr().out
+        shown = cli.printed(verb, "run.trace")
         assert "the largest of 3 kinds" in shown
         assert "kinds of iterations" in shown
 
 
-def test_many_variants_differing_in_sizes_share_a_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", range(900, 2000, 50), steps=80)
-    result = answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
+def test_many_variants_differing_in_sizes_share_a_plan(tmp_path: Path, cli: Cli) -> None:
+    trace, plan = tmp_path / "run.trace", tmp_path / "run.plan"
+    recorded(trace, range(900, 2000, 50), steps=80)
+    result = cli.answer("plan", trace, "-o", plan)
     assert [kind["sizes_vary"] for kind in result["variants"]] == [True]
     assert result["iterations"] > 70
-    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == 1
-    with Pool(simulated(), background=False, plan=tmp_path / "run.plan") as pool:
+    assert cli.answer("check", plan, trace)["variants"] == 1
+    with Pool(simulated(), background=False, plan=plan) as pool:
         memory = programs.Watched(pool)
         iteration = with_states(memory, variants(memory, lambda number: 905 + 37 * number % 1000))  # not seen
         in_steps(pool, iteration, 2)
         assert misses(pool, lambda: in_steps(pool, iteration, 50, first=2)) == 0
         memory.free_all()
-    assert call(["plan", str(tmp_path / "run.trace")]) == 0
-    assert "whose sizes vary" in capsys.readouterr().out
+    assert "whose sizes vary" in cli.printed("plan", trace)
 
 
-def test_variants_are_planned_separately_by_other_solvers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    answer(capsys, "plan", tmp_path / "run.trace", "--solver", "best_fit", "-o", tmp_path / "run.plan")
-    saved = read_plans(tmp_path / "run.plan")
+def test_variants_are_planned_separately_by_other_solvers(folder: Path, cli: Cli) -> None:
+    cli.run("plan run.trace --solver best_fit -o run.plan")
+    saved = read_plans(folder / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.variants
     assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
-    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+    assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
 
 
-def test_for_several_arenas_the_largest_is_planned_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    result = answer(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
-    assert len(result["variants"]) == 1
-    largest = max(
-        kind["peak_load_bytes"] for kind in answer(capsys, "info", tmp_path / "run.trace")["variants"]
-    )
-    assert result["peak_load_bytes"] == largest
+def test_for_several_arenas_the_largest_is_planned_alone(folder: Path, cli: Cli) -> None:
+    """A single plan of all variants takes no longer, since the others need no better plan."""
+    alone = cli.answer("plan run.trace --capacity 1MiB --capacity 1MiB")
+    assert len(alone["variants"]) == 1
+    kinds = cli.answer("info run.trace")["variants"]
+    assert alone["peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in kinds)
+    together = cli.answer("plan run.trace --solver search")
+    assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
 
 
-def test_variant_beyond_the_capacity_yields_no_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    fitting = answer(capsys, "plan", tmp_path / "run.trace")
-    result = answer(
-        capsys, "plan", tmp_path / "run.trace", "--capacity", str(fitting["arena_bytes"] // 2), code=1
-    )
-    assert result["variants"] is None
-    assert result["arena_bytes"] is None
-
-
-def damaged(path: Path, change: Callable[[list[Any]], None], *, together: bool) -> None:
-    """Return the plans with one changed."""
-    saved = read_plans(path)
-    plans = list(saved.plans)
-    change(plans)
-    write_plans(SavedPlans(plans, saved.variants if together else {}), path)
-
-
-def moved(number: int) -> Callable[[list[Any]], None]:
-    """Return a plan whose buffers all lie at the start of the arena."""
-
-    def change(plans: list[Any]) -> None:
-        plan = plans[number].plan
-        offset = np.where(plan.offset >= 0, 0, plan.offset)
-        plans[number] = dataclasses.replace(plans[number], plan=dataclasses.replace(plan, offset=offset))
-
-    return change
+def test_variant_beyond_the_capacity_yields_no_plan(folder: Path, cli: Cli) -> None:
+    fitting = cli.answer("plan run.trace")
+    result = cli.answer(f"plan run.trace --capacity {fitting['arena_bytes'] // 2}", code=1)
+    assert (result["variants"], result["arena_bytes"]) == (None, None)
 
 
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
-def test_invalid_plan_of_any_variant_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, together: bool
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert read_plans(tmp_path / "run.plan").variants
-    damaged(tmp_path / "run.plan", moved(number), together=together)
-    assert call(["check", str(tmp_path / "run.plan"), str(tmp_path / "run.trace")]) != 0
+def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: int, together: bool) -> None:
+    """The buffers of one plan all lie at the start of the arena."""
+    saved = read_plans(folder / "run.plan")
+    assert saved.variants
+    plan = saved.plans[number].plan
+    moved = dataclasses.replace(plan, offset=np.where(plan.offset >= 0, 0, plan.offset))
+    saved.plans[number] = dataclasses.replace(saved.plans[number], plan=moved)
+    write_plans(SavedPlans(saved.plans, saved.variants if together else {}), folder / "run.plan")
+    assert call(["check", "run.plan", "run.trace"]) != 0
 
 
 @pytest.mark.parametrize("solver", ["auto", "best_fit"])
-@pytest.mark.parametrize("other", ["kept for longer", "another kind"])
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("kept for longer", "another trace"),
+        ("another kind", "another trace"),
+        ("another alignment", "not aligned"),
+    ],
+)
 def test_plan_of_another_trace_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str, solver: str
+    folder: Path, cli: Cli, other: str, reason: str, solver: str
 ) -> None:
-    """The other trace has the same sizes with longer-lived gradients, or a new variant."""
-    recorded(tmp_path / "run.trace", THREE, late=False)
-    answer(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
+    """The other trace has the same sizes with longer-lived gradients, a new variant, or larger alignment."""
+    cli.run("plan run.trace -o run.plan --solver", solver)
+    trace = read_trace("run.trace")
     if other == "kept for longer":
-        write_trace(_freed_later(read_trace(tmp_path / "run.trace")), tmp_path / "other.trace")
+        write_trace(_freed_later(trace), "other.trace")
+    elif other == "another kind":
+        recorded(folder / "other.trace", (*THREE[:2], 2100))
     else:
-        recorded(tmp_path / "other.trace", (*THREE[:2], 2100))
-    result = answer(capsys, "check", tmp_path / "run.plan", tmp_path / "other.trace", code=1)
-    assert "another trace" in result["reason"]
+        metadata = {**trace.metadata, "alignment": "4096"}
+        write_trace(dataclasses.replace(trace, metadata=metadata), "other.trace")
+    assert reason in cli.answer("check run.plan other.trace", code=1)["reason"]
 
 
-@pytest.mark.parametrize("solver", ["auto", "best_fit"])
-def test_check_uses_the_alignment_of_the_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    answer(capsys, "plan", tmp_path / "run.trace", "--solver", solver, "-o", tmp_path / "run.plan")
-    trace = read_trace(tmp_path / "run.trace")
-    strict = dataclasses.replace(trace, metadata={**trace.metadata, "alignment": "4096"})
-    write_trace(strict, tmp_path / "strict.trace")
-    result = answer(capsys, "check", tmp_path / "run.plan", tmp_path / "strict.trace", code=1)
-    assert "not aligned" in result["reason"]
-
-
-def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_of_a_single_variant_of_an_envelope_is_accepted(tmp_path: Path, cli: Cli) -> None:
     """A pool saves such a plan before seeing another variant."""
     scales = (900, *range(900, 2000, 50))
     with Pool(simulated(), background=False, record=str(tmp_path / "run.trace")) as pool:
@@ -222,27 +197,14 @@ def test_plan_of_a_single_variant_of_an_envelope_is_accepted(
         pool.save(tmp_path / "early.plan")
         in_steps(pool, iteration, 80, first=20)
         memory.free_all()
-    assert [one["sizes_vary"] for one in answer(capsys, "info", tmp_path / "run.trace")["variants"]] == [True]
-    assert answer(capsys, "check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
+    kinds = cli.answer("info", tmp_path / "run.trace")["variants"]
+    assert [one["sizes_vary"] for one in kinds] == [True]
+    assert cli.answer("check", tmp_path / "early.plan", tmp_path / "run.trace")["ok"]
 
 
-def test_planning_many_variants_takes_no_longer_than_the_largest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The other variants need no better plan than the largest."""
-    recorded(tmp_path / "run.trace", THREE)
-    alone = answer(capsys, "plan", tmp_path / "run.trace", "--capacity", "1MiB", "--capacity", "1MiB")
-    together = answer(capsys, "plan", tmp_path / "run.trace", "--solver", "search")
-    assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
-
-
-def test_each_of_lifetime_reach_and_staying_is_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    given, solved = (read_input(tmp_path / name) for name in ("run.trace", "run.plan"))
-    assert matching_plans(tmp_path / "run.plan", solved, given)
+def test_each_of_lifetime_reach_and_staying_is_compared(folder: Path) -> None:
+    given, solved = (read_input(folder / name) for name in ("run.trace", "run.plan"))
+    assert matching_plans(folder / "run.plan", solved, given)
     assert given.pattern is not None
     rows, reach = given.pattern.buffers, given.pattern.reach
     first = np.arange(len(rows)) == np.flatnonzero(~rows.persistent)[0]
@@ -253,13 +215,11 @@ def test_each_of_lifetime_reach_and_staying_is_looked_at(
     ):
         changed = dataclasses.replace(given, pattern=dataclasses.replace(given.pattern, **longer))
         with pytest.raises(PlanError, match="lives longer than planned"):
-            matching_plans(tmp_path / "run.plan", solved, changed)
+            matching_plans(folder / "run.plan", solved, changed)
 
 
-def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    saved = read_plans(tmp_path / "run.plan")
+def test_first_plan_carries_its_joint_plans_along(folder: Path) -> None:
+    saved = read_plans(folder / "run.plan")
     other = with_first(saved, saved.plans[2])
     assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
     assert [other.plans[n].key for n in other.variants] == [saved.plans[n].key for n in saved.variants]
@@ -269,52 +229,46 @@ def test_first_plan_carries_its_joint_plans_along(tmp_path: Path, capsys: pytest
     check_variants(list(other.variants.values()), [other.plans[number].plan for number in other.variants])
 
 
-@pytest.fixture
-def solves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record the stop conditions of solves; the second solve is interrupted."""
+def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second solve is interrupted."""
     stops: list[Any] = []
+    solve = solvers.packing.streams.solve_streams
 
     def told(*arguments: Any, stop: Any, **how: Any) -> Any:
         plan = solve(*arguments, stop=stop, **how)
         stops.append(stop)
         return plan if len(stops) != 2 else dataclasses.replace(plan, stopped_by="interrupt")
 
-    solve = solvers.packing.streams.solve_streams
     monkeypatch.setattr(solvers.packing.streams, "solve_streams", told)
-    return stops
-
-
-def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], solves: list[Any]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    command = ("plan", tmp_path / "run.trace", "--time-limit", "40", "-o", tmp_path / "run.plan")
-    assert answer(capsys, *command, code=130)["stopped_by"] == "interrupt"
-    assert [stop.seconds for stop in solves] == [10, 10, 10]  # and ten for all together
-    assert [stop.nodes for stop in solves] == [None, None, 0]
-    assert solves[0].target_bytes is None
-    assert None not in [stop.target_bytes for stop in solves[1:]]  # beside the largest there is enough
-    saved = read_plans(tmp_path / "run.plan")
+    command = "plan run.trace --time-limit 40 -o run.plan"
+    assert cli.answer(command, code=130)["stopped_by"] == "interrupt"
+    assert [stop.seconds for stop in stops] == [10, 10, 10]  # and ten for all together
+    assert [stop.nodes for stop in stops] == [None, None, 0]
+    assert stops[0].target_bytes is None
+    assert None not in [stop.target_bytes for stop in stops[1:]]  # beside the largest there is enough
+    saved = read_plans(folder / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.variants
 
 
 def test_variants_are_planned_separately_where_joint_plans_need_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded(tmp_path / "run.trace", THREE)
     monkeypatch.setattr(JointPlanning, "is_worth_it", lambda *_: False)
-    answer(capsys, "plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan")
-    assert not read_plans(tmp_path / "run.plan").variants
+    cli.run("plan run.trace -o run.plan")
+    assert not read_plans(folder / "run.plan").variants
 
 
 @pytest.mark.parametrize("capacity", ["largest", "less than together"])
 def test_capacity_holds_for_all_joint_plans(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, capacity: str
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, capacity: str
 ) -> None:
     """Variants that fit only separately are planned separately."""
-    recorded(tmp_path / "run.trace", THREE, late=True)
-    joint = answer(capsys, "plan", tmp_path / "run.trace")
+    trace, plan = tmp_path / "run.trace", tmp_path / "run.plan"
+    recorded(trace, THREE, late=True)
+    joint = cli.answer("plan", trace)
     if capacity == "less than together":
         together = plan_jointly
 
@@ -326,27 +280,21 @@ def test_capacity_holds_for_all_joint_plans(
             return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
 
         monkeypatch.setattr(mempool.planning.joint_planning, "plan_jointly", larger)
-    command = ["plan", tmp_path / "run.trace", "-o", tmp_path / "run.plan"]
-    result = answer(capsys, *command, "--capacity", str(joint["arena_bytes"]))
+    result = cli.answer("plan", trace, "-o", plan, f"--capacity {joint['arena_bytes']}")
     assert result["arena_bytes"] <= joint["arena_bytes"]
-    assert bool(read_plans(tmp_path / "run.plan").variants) == (capacity == "largest")
+    assert bool(read_plans(plan).variants) == (capacity == "largest")
 
 
-def test_zero_time_limit_still_yields_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    command = ("plan", tmp_path / "run.trace", "--time-limit", "0", "-o", tmp_path / "run.plan")
-    assert answer(capsys, *command)["stopped_by"] == "time"
-    assert answer(capsys, "check", tmp_path / "run.plan", tmp_path / "run.trace")["variants"] == len(THREE)
+def test_zero_time_limit_still_yields_a_plan(folder: Path, cli: Cli) -> None:
+    assert cli.answer("plan run.trace --time-limit 0 -o run.plan")["stopped_by"] == "time"
+    assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
 
 
-def test_iterations_of_all_variants_begin_at_marks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(tmp_path / "run.trace", THREE)
-    begins = read_input(tmp_path / "run.trace").begins
-    kinds_told = answer(capsys, "info", tmp_path / "run.trace")["variants"]
+def test_iterations_of_all_variants_begin_at_marks(folder: Path, cli: Cli) -> None:
+    begins = read_input(folder / "run.trace").begins
+    kinds_told = cli.answer("info run.trace")["variants"]
     assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
-    marks = np.flatnonzero(read_trace(tmp_path / "run.trace").kind == EventType.MARK)
+    marks = np.flatnonzero(read_trace(folder / "run.trace").kind == EventType.MARK)
     assert set((begins - 1).tolist()) <= set(marks.tolist())
     assert (np.diff(begins) > 0).all()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from cores import pattern  # noqa: E402
 from cupy_platform import Current, FakePlatform, install, make  # noqa: E402
+from fake_cuda import ticking  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from pools import simulated  # noqa: E402
@@ -205,35 +207,20 @@ def test_waiting_for_the_device_releases_the_interpreter_lock(current: Current, 
     """A function queued on a stream may need the interpreter before the wait can end."""
     fake.set_capacity(20 * MIB)
     fake.slow("cuCtxSynchronize", 500)
-    ticks, done = [], threading.Event()
     with install(FakePlatform(current, fake.device)) as pool:
         with current.on(stream=fake.stream()):
-            del (kept := [cupy.ndarray((12 * MIB,), "u1")])[:]
-        small = [cupy.ndarray((100,), "u1")]
-
-        def others() -> None:
-            while not done.is_set():
-                if len(ticks) == 5:
-                    small.clear()  # the pool's lock is held by who waits
-                ticks.append(1)
-                done.wait(0.005)
-
-        thread = threading.Thread(target=others)
-        thread.start()
-        array = cupy.ndarray((12 * MIB,), "u1")  # only after all streams were waited for
-        during = len(ticks)
-        done.set()
-        thread.join()
+            cupy.ndarray((12 * MIB,), "u1")
+        with ticking() as ticks:
+            array = cupy.ndarray((12 * MIB,), "u1")  # only after all streams were waited for
+            assert len(ticks) >= 5
         assert array.data.ptr != 0
-        assert kept == small == []
-        assert during >= 5
         assert pool.used_bytes() == 12 * MIB
 
 
 def test_wait_for_a_planned_address_releases_the_interpreter_lock(current: Current, fake: FakeCuda) -> None:
     """Two streams have the same slot in turn; the second has to wait for all work queued on the first."""
     side = fake.stream()
-    with install(FakePlatform(current, fake.device)) as pool:
+    with install(FakePlatform(current, fake.device)) as pool, ThreadPoolExecutor(1) as beside:
         client = pool.pool(0).client
         client.load(None, pattern([MIB], [0], others=[(1, side, [MIB, MIB], [MIB, 0])]))
         client.set_recording(False)  # so that hits go the straight way
@@ -244,31 +231,18 @@ def test_wait_for_a_planned_address_releases_the_interpreter_lock(current: Curre
 
         assert one(0) == one(0)
         pool.step()
-        beside = ThreadPoolExecutor(1)  # whose last stream is always this one, as on the straight way
-        place = one(0)
+        place = one(0)  # the other thread's last stream is always its own, as on the straight way
         assert beside.submit(one, side).result() == place + MIB
         for _ in range(RARELY):
             pool.step()
             assert one(0) == place
         assert beside.submit(one, side).result() == place + MIB
         fake.slow("cuCtxSynchronize", 300)
-        ticks, done = [], threading.Event()
-
-        def tick() -> None:
-            while not done.wait(0.005):
-                ticks.append(1)
-
-        thread = threading.Thread(target=tick)
-        thread.start()
         before = fake.calls("cuCtxSynchronize")
-        there = beside.submit(one, side).result()
-        during = len(ticks)
-        done.set()
-        thread.join()
-        beside.shutdown()
-        assert there == place
+        with ticking() as ticks:
+            assert beside.submit(one, side).result() == place
+            assert len(ticks) >= 5
         assert fake.calls("cuCtxSynchronize") == before + 1
-        assert during >= 5
 
 
 def test_last_array_of_a_closed_pool_ends_the_pool_without_the_interpreter_lock(
@@ -279,22 +253,12 @@ def test_last_array_of_a_closed_pool_ends_the_pool_without_the_interpreter_lock(
     del pool
     gc.collect()
     fake.slow("cuCtxSynchronize", 300)
-    ticks, done = [], threading.Event()
-
-    def tick() -> None:
-        while not done.wait(0.005):
-            ticks.append(1)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
     before = fake.calls("cuCtxSynchronize")
-    arrays.clear()
-    during = len(ticks)
-    done.set()
-    thread.join()
+    with ticking() as ticks:
+        arrays.clear()
+        assert len(ticks) >= 5
     assert fake.calls("cuCtxSynchronize") > before
     assert fake.live_allocations == 0
-    assert during >= 5
 
 
 def test_free_waiting_for_the_pool_lock_releases_the_interpreter_lock(
@@ -305,27 +269,14 @@ def test_free_waiting_for_the_pool_lock_releases_the_interpreter_lock(
         with current.on(stream=fake.stream()):
             cupy.ndarray((12 * MIB,), "u1")
         small = [cupy.ndarray((100,), "u1")]
-        ticks, done = [], threading.Event()
-
-        def tick() -> None:
-            while not done.wait(0.005):
-                ticks.append(1)
-
-        def wait_for_the_device() -> None:
-            cupy.ndarray((12 * MIB,), "u1")
-
         fake.slow("cuCtxSynchronize", 500)
-        threads = [threading.Thread(target=work) for work in (tick, wait_for_the_device)]
-        for thread in threads:
-            thread.start()
-        done.wait(0.1)  # the pool's lock is held by who waits for the device
-        before = len(ticks)
-        small.clear()
-        during = len(ticks) - before
-        done.set()
-        for thread in threads:
-            thread.join()
-        assert during >= 5
+        waits = threading.Thread(target=cupy.ndarray, args=((12 * MIB,), "u1"))
+        waits.start()
+        time.sleep(0.1)  # the pool's lock is held by the thread that waits for the device
+        with ticking() as ticks:
+            small.clear()
+            assert len(ticks) >= 5
+        waits.join()
 
 
 def in_a_process(current_library: Path, program: str) -> str:

@@ -4,41 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import textwrap
 from pathlib import Path
 
 import pytest
+from commands import MEMPOOL, outcome, start, write
 
 from mempool import _core
-from mempool.cli.run.child import most_requested
 
-MEMPOOL = str(Path(sysconfig.get_path("scripts"), "mempool"))
 SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
 
 
-def run(command: list[str], script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MEMPOOL")}
-    return subprocess.run(
-        [*command, str(script)],
-        cwd=script.parent,
-        env=inherited | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 @pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
 def test_program_without_a_gpu_runs_as_without_the_pool(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        textwrap.dedent("""
+    write(
+        tmp_path / "program.py",
+        """
         import sys
         import cupy
         print(type(cupy.cuda.get_allocator()).__name__)
@@ -47,10 +28,11 @@ def test_program_without_a_gpu_runs_as_without_the_pool(tmp_path: Path) -> None:
         except cupy.cuda.runtime.CUDARuntimeError as error:
             print(error)
         sys.exit(3)
-        """)
+        """,
     )
-    plain, ours = run([sys.executable], script), run([MEMPOOL, "run", "--json", "report.json"], script)
-    assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode)
+    plain = outcome(start(tmp_path, "program.py"))
+    ours = outcome(start(tmp_path, *MEMPOOL, "--json", "report.json", "program.py"))
+    assert (ours.stdout, ours.status) == (plain.stdout, plain.status)
     assert "cupy" not in ours.stderr
     assert list(json.loads((tmp_path / "report.json").read_text())["pools"]) == ["numpy"]
 
@@ -58,35 +40,29 @@ def test_program_without_a_gpu_runs_as_without_the_pool(tmp_path: Path) -> None:
 def test_pool_is_installed_without_starting_the_driver(tmp_path: Path, fake_library: Path) -> None:
     """Programs choose their devices and fork between the import and the first array."""
     (tmp_path / "libcuda.so.1").symlink_to(fake_library)
-    script = tmp_path / "program.py"
-    script.write_text(
-        textwrap.dedent("""
+    write(
+        tmp_path / "program.py",
+        """
         import ctypes
         import cupy
         import mempool.cupy
         calls = ctypes.CDLL("libcuda.so.1").fake_calls(b"cuInit")
         print(calls, cupy.get_default_memory_pool() is mempool.cupy.installed() is not None)
-        """)
+        """,
     )
-    done = run([MEMPOOL, "run", "--json", "report.json"], script, LD_LIBRARY_PATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
+    command = (*MEMPOOL, "--json", "report.json", "program.py")
+    done = outcome(start(tmp_path, *command, LD_LIBRARY_PATH=str(tmp_path)))
+    assert (done.status, done.stdout) == (0, "0 True\n"), done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]["allocations"] == 0
-
-
-def test_requested_peaks_of_several_devices_are_added() -> None:
-    each = {"0": {"requested_peak_bytes": 5}, "1": {"requested_peak_bytes": 7}}
-    assert most_requested({"devices": each}) == 12
-    assert most_requested(each["0"]) == 5
-    assert most_requested({"devices": {}}) == 0
 
 
 def test_cupy_program_is_replayed_and_reported(
     tmp_path: Path, fake_library: Path, current_library: Path
 ) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(fake_library)
-    script = tmp_path / "program.py"
-    script.write_text(
-        textwrap.dedent(f"""
+    write(
+        tmp_path / "program.py",
+        f"""
         import sys, time
         from unittest import mock
         sys.path.append({str(SUPPORT)!r})
@@ -108,14 +84,11 @@ def test_cupy_program_is_replayed_and_reported(
             third = cupy.ndarray((30_000,), "f4")
             del second, third
             pool.step()
-        """)
+        """,
     )
-    done = run(
-        [MEMPOOL, "run", "--json", "report.json", "--record", "run.trace"],
-        script,
-        LD_LIBRARY_PATH=str(tmp_path),
-    )
-    assert done.returncode == 0, done.stderr
+    command = (*MEMPOOL, "--json", "report.json", "--record", "run.trace", "program.py")
+    done = outcome(start(tmp_path, *command, LD_LIBRARY_PATH=str(tmp_path)))
+    assert done.status == 0, done.stderr
     assert "mempool: cupy" in done.stderr
     report = json.loads((tmp_path / "report.json").read_text())["pools"]["cupy"]
     assert report["hits"] >= 100

@@ -49,24 +49,18 @@ def test_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) 
 
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("place", [0, 1, 20, 39])
-def test_extra_allocations_miss_alone(core: Core, marks: bool, count: int, place: int) -> None:
+@pytest.mark.parametrize(
+    ("place", "extra"), [*((place, extra) for place in (0, 1, 20) for extra in (True, False)), (39, True)]
+)
+def test_extra_allocations_and_changed_shapes_miss_alone(
+    core: Core, marks: bool, count: int, place: int, extra: bool
+) -> None:
+    others = [999_000] * count if extra else [size + 8 for size in SIZES[place : place + count]]
+    sizes = SIZES[:place] + others + SIZES[place + (0 if extra else count) :]
     for _ in range(3):
         if marks:
             core.step()
-        assert core.run(SIZES[:place] + [999_000] * count + SIZES[place:]) == len(SIZES)
-    assert core.misses == 3 * count
-
-
-@pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("place", [0, 1, 20])
-def test_changed_shapes_miss_alone(core: Core, marks: bool, count: int, place: int) -> None:
-    for _ in range(3):
-        if marks:
-            core.step()
-        changed = SIZES[:place] + [size + 8 for size in SIZES[place : place + count]] + SIZES[place + count :]
-        assert core.run(changed) == len(SIZES) - count
+        assert core.run(sizes) == len(sizes) - count
     assert core.misses == 3 * count
 
 
@@ -83,6 +77,13 @@ def test_pool_realigns_within_two_windows_after_any_cut_and_insertion(
         core.run(rest)
         rest = SIZES
     assert core.run(SIZES) == 40
+
+
+def test_exception_half_way_costs_no_hits_after_the_next_mark(core: Core) -> None:
+    for until in (40, 13, 40, 1, 40):
+        core.step()
+        assert core.run(SIZES[:until]) == until
+    assert core.misses == 0
 
 
 def test_evaluation_in_the_middle_costs_its_own_buffers_and_a_window(core: Core) -> None:
@@ -105,33 +106,16 @@ def test_evaluation_in_a_dynamic_scope_costs_no_hits(core: Core) -> None:
     assert core.misses == 0
 
 
-def test_exception_half_way_costs_no_hits_after_the_next_mark(core: Core) -> None:
-    for until in (40, 13, 40, 1, 40):
-        core.step()
-        assert core.run(SIZES[:until]) == until
-    assert core.misses == 0
-
-
-def test_exception_half_way_without_marks_costs_a_window(core: Core) -> None:
-    core.run(SIZES)
-    core.run(SIZES[:13])
-    assert core.run(SIZES) >= 40 - 2 * WINDOW
-    assert core.run(SIZES) == 40
-
-
-A = SIZES
-B = SIZES[:20] + [90_000 + 1000 * k for k in range(20)]
-
-
 @pytest.mark.parametrize("marks", [True, False])
-def test_patterns_with_a_shared_prefix_switch_at_the_first_difference(marks: bool) -> None:
+@pytest.mark.parametrize("other", [SIZES[:20] + [90_000 + 1000 * k for k in range(20)], SIZES[:25]])
+def test_patterns_with_a_shared_prefix_switch_at_the_first_difference(marks: bool, other: list[int]) -> None:
     core = Core()
-    core.client.load(None, pattern(A))
-    core.client.load(None, pattern(B))
-    for sizes in [A, B, A, A, B, B, A, B, A, B]:
+    core.client.load(None, pattern(SIZES))
+    core.client.load(None, pattern(other))
+    for sizes in [other, SIZES, other, SIZES, SIZES, other, other, SIZES, other, SIZES]:
         if marks:
             core.step()
-        assert core.run(sizes) == 40
+        assert core.run(sizes) == len(sizes)
     assert core.misses == 0
 
 
@@ -268,9 +252,7 @@ def test_threads_agree_on_the_iteration_number() -> None:
     for number in range(7):
         core.step()
         held = [core.allocate(600), core.allocate(700)]
-        if (
-            number >= 3
-        ):  # the other thread comes late, and its share is free only in the same iteration's column
+        if number >= 3:  # the share of the other thread is free only in the same iteration's column
             in_thread(lambda: core.run([800, 900]))
         for address in held:
             core.free(address)
@@ -311,18 +293,6 @@ def test_warm_up_leads_into_its_steady_pattern() -> None:
     for _ in range(4):
         core.step()
         assert core.run(SIZES) == 40
-    assert core.misses == 0
-
-
-@pytest.mark.parametrize("marks", [True, False])
-def test_pattern_gives_way_to_a_longer_pattern_with_the_same_prefix(marks: bool) -> None:
-    core = Core()
-    core.client.load(None, pattern(SIZES))
-    core.client.load(None, pattern(SIZES[:25]))
-    for count in (25, 40, 40, 25, 40, 25, 25, 40):
-        if marks:
-            core.step()
-        assert core.run(SIZES[:count]) == count
     assert core.misses == 0
 
 

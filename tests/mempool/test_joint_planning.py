@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
 import programs
 import pytest
+from combinations import some
 from pools import simulated
 from programs_with_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
@@ -16,7 +18,7 @@ from mempool.planning.options import OPTIONS
 from mempool.planning.plan_files import read_plans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 #: Iterations within which everything is learned, by a planner that looks after each.
@@ -52,69 +54,78 @@ def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, firs
         pool.plan_now()
 
 
-@pytest.mark.parametrize("work", [in_steps, in_regions])
-@pytest.mark.parametrize("order", [in_turn, at_random])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)], ids=str)
+@contextlib.contextmanager
+def program(plan: Path | None = None) -> Iterator[tuple[Pool, programs.Watched]]:
+    with Pool(simulated(), background=False, plan=plan) as pool:
+        memory = programs.Watched(pool)
+        yield pool, memory
+        memory.free_all()
+        memory.free_all()
+
+
+@pytest.fixture
+def memory(pool: Pool) -> Iterator[programs.Watched]:
+    memory = programs.Watched(pool)
+    yield memory
+    memory.free_all()
+
+
+@pytest.mark.parametrize(
+    ("scales", "late", "order", "work"),
+    some(
+        [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)],
+        [False, True],
+        [in_turn, at_random],
+        [in_steps, in_regions],
+        every=5,
+    ),
+)
 def test_joint_plans_of_variants_in_any_order_have_no_misses(
     pool: Pool,
+    memory: programs.Watched,
     scales: tuple[int, ...],
     late: bool,
     order: Callable[[tuple[int, ...]], Callable[[int], int]],
     work: Callable[..., None],
 ) -> None:
-    memory = programs.Watched(pool)
     iteration = variants(memory, order(scales), late=late)
     work(pool, iteration, LEARNED)
     assert misses(pool, lambda: work(pool, iteration, 200, first=LEARNED)) == 0
     assert len(pool.planner.learner.registry) == len(set(scales))
-    memory.free_all()
 
 
 @pytest.mark.parametrize("order", [in_turn, at_random])
 @pytest.mark.parametrize("late", [False, True])
 def test_variants_of_different_lengths_have_no_misses_and_few_replans(
-    pool: Pool, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
+    pool: Pool, memory: programs.Watched, late: bool, order: Callable[[tuple[int, ...]], Callable[[int], int]]
 ) -> None:
-    memory = programs.Watched(pool)
     iteration = variants(memory, order((1000, 1300, 2600)), late=late, long=True)
     in_steps(pool, iteration, 2 * LEARNED)
     plans = pool.plans
     assert misses(pool, lambda: in_steps(pool, iteration, 400, first=2 * LEARNED)) == 0
     assert pool.plans == plans <= 15
-    memory.free_all()
 
 
-def test_separate_plans_of_variants_would_miss(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_plans_of_variants_would_miss(
+    pool: Pool, memory: programs.Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Proves that the tests above have power."""
     monkeypatch.setitem(vars(OPTIONS), "joint_collisions", 1 << 60)
-    memory = programs.Watched(pool)
     iteration = variants(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=LEARNED)) > 200
-    memory.free_all()
 
 
-def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(pool: Pool) -> None:
-    memory = programs.Watched(pool)
+def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(
+    pool: Pool, memory: programs.Watched
+) -> None:
     iteration = variants(memory, at_random((900, 1300, 1900, 2500)), late=True)
     in_steps(pool, iteration, LEARNED)
     assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
-    memory.free_all()
 
 
-def test_later_variant_is_planned_jointly_with_the_others(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
-    iteration = variants(memory, lambda number: (first if number < LEARNED else all_of_them)(number))
-    in_steps(pool, iteration, 3 * LEARNED)
-    assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
-    memory.free_all()
-
-
-def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool) -> None:
+def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool, memory: programs.Watched) -> None:
     """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
-    memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
     iteration = variants(memory, order)
 
@@ -127,12 +138,11 @@ def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool) -> None:
 
     in_steps(pool, keeping, 4 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4 * LEARNED)) == 0
-    memory.free_all()
 
 
-def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool) -> None:
+def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: programs.Watched) -> None:
     """Gradients accumulated for a random while: all other buffers hit."""
-    memory, chance = programs.Watched(pool), random.Random(2)
+    chance = random.Random(2)
     order, gathered = at_random((900, 1300)), list[int]()
 
     def iteration(number: int) -> None:
@@ -155,12 +165,10 @@ def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool) -> None:
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
     assert pool.report().to_dict()["coverage"] < 0.99  # and it says so
     assert pool.client.stats()["outcomes"]["hit"] > 100 * 200
-    memory.free_all()
 
 
-def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
+def test_joint_plans_lie_around_pinned_ranges(pool: Pool, memory: programs.Watched) -> None:
     """Also after another variant has joined."""
-    memory = programs.Watched(pool)
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
     iteration = variants(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
     kept = list[int]()
@@ -184,12 +192,11 @@ def test_joint_plans_lie_around_pinned_ranges(pool: Pool) -> None:
     assert len(known) == 3
     assert not any(planned.is_blocked_by(beside) for planned in known)
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=6 * LEARNED)) == 0
-    memory.free_all()
 
 
-def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
+def test_marks_win_over_patterns_detected_earlier(pool: Pool, memory: programs.Watched) -> None:
     """A short loop within the first iteration is no variant."""
-    memory, order = programs.Watched(pool), at_random((900, 1300, 1900))
+    order = at_random((900, 1300, 1900))
     iteration = variants(memory, order)
 
     def looping(number: int) -> None:
@@ -206,95 +213,78 @@ def test_marks_win_over_patterns_detected_earlier(pool: Pool) -> None:
     in_steps(pool, looping, LEARNED, first=1)
     assert misses(pool, lambda: in_steps(pool, looping, 200, first=LEARNED)) == 0
     assert len({len(known.buffers) for known in pool.planner.learner.registry}) == 1
-    memory.free_all()
 
 
-def test_single_variant_has_a_plan_of_its_own(pool: Pool) -> None:
-    memory = programs.Watched(pool)
+def test_single_variant_has_a_plan_of_its_own(pool: Pool, memory: programs.Watched) -> None:
     iteration = variants(memory, lambda _: 1024)
     in_steps(pool, iteration, LEARNED)
     assert not pool.planner.learner.builder.joint
-    memory.free_all()
 
 
 def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
     """Save the plans learned of these variants to a file."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
+    with program() as (pool, memory):
         in_steps(pool, variants(memory, order, **how), 2 * LEARNED)
         assert pool.planner.learner.builder.joint
         pool.save(path)
-        memory.free_all()
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("first", [0, 1, 3])  # of each kind
-@pytest.mark.parametrize("work", [in_steps, marking_last])
+@pytest.mark.parametrize(
+    ("work", "first", "late", "long"),  # the first iteration is of any variant
+    some([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=5),
+)
 def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
     tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
 ) -> None:
     """With another variant in the first iteration, from the second on."""
     order = at_random((900, 1300, 1900))
 
-    def program(pool: Pool) -> tuple[programs.Watched, Callable[[int], None]]:
-        memory = programs.Watched(pool)
-        return memory, with_states(memory, variants(memory, order, late=late, long=long))
+    def iteration_of(memory: programs.Watched) -> Callable[[int], None]:
+        return with_states(memory, variants(memory, order, late=late, long=long))
 
-    with Pool(simulated(), background=False) as pool:
-        memory, iteration = program(pool)
-        work(pool, iteration, 2 * LEARNED)
+    with program() as (pool, memory):
+        work(pool, iteration_of(memory), 2 * LEARNED)
         pool.save(tmp_path / "plan")
-        memory.free_all()
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
-        memory, iteration = program(pool)
+    with program(tmp_path / "plan") as (pool, memory):
+        iteration = iteration_of(memory)
         warm_up = misses(pool, lambda: work(pool, iteration, 1, first=first))
         assert (warm_up == 0) == (first == 0)
         assert misses(pool, lambda: work(pool, iteration, 3 * LEARNED, first=first + 1)) == 0
         assert pool.plans == 0
         assert pool.client.stats()["outcomes"]["hit"] > 0
-        memory.free_all()
 
 
 def test_another_variant_replans_saved_joint_plans(tmp_path: Path) -> None:
     saved(tmp_path / "plan", at_random((900, 1300)))
     order = at_random((900, 1300, 1900))
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
-        memory = programs.Watched(pool)
+    with program(tmp_path / "plan") as (pool, memory):
         iteration = variants(memory, order)
         in_steps(pool, iteration, 2 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=2 * LEARNED)) == 0
         assert len(pool.planner.learner.builder.joint._plans) == 3
-        memory.free_all()
 
 
 def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
     """The second program has the same sizes."""
     order = at_random((900, 1300, 1900))
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
+    with program() as (pool, memory):
         in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
         assert pool.planner.learner.builder.joint
         pool.save(tmp_path / "plan")
-        memory.free_all()
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
-        memory = programs.Watched(pool)
+    with program(tmp_path / "plan") as (pool, memory):
         iteration = letting_go(memory, order, lambda _: True)
         in_steps(pool, iteration, 3 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
         assert pool.plans > 0
-        memory.free_all()
 
 
 def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> None:
     """A short recording need not show the transition, and a plan without it would miss."""
     order = at_random((900, 1300, 1900))
     saved(tmp_path / "plan", order, late=True, long=True)
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as pool:
-        memory = programs.Watched(pool)
+    with program(tmp_path / "plan") as (pool, memory):
         iteration = variants(memory, order, late=True, long=True)
         assert misses(pool, lambda: in_steps(pool, iteration, 600, first=17)) == 0
-        memory.free_all()
 
 
 def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None:
@@ -315,8 +305,7 @@ def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None
 def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the rejected replacements; gradients are freed later from some iteration on."""
     order = at_random((900, 1300, 1900))
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
+    with program() as (pool, memory):
         iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool.planner.learner.registry)
@@ -325,7 +314,6 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")
-        memory.free_all()
     again = read_plans(tmp_path / "plan")
     assert {one.key for one in again.plans} == {one.key for one in in_effect}
     assert len(again.variants) == 3
@@ -342,19 +330,16 @@ def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> N
     assert not again.variants
 
 
-def test_variant_of_long_ago_blocks_no_variant(pool: Pool) -> None:
+def test_variant_of_long_ago_blocks_no_variant(pool: Pool, memory: programs.Watched) -> None:
     """The recording no longer shows the variants that followed."""
-    memory = programs.Watched(pool)
     order = at_random((900, 1300, 1900))
     iteration = variants(memory, lambda number: 700 if number < 200 else order(number))
     in_steps(pool, iteration, 200 + 2 * LEARNED)
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=200 + 2 * LEARNED)) == 0
-    memory.free_all()
 
 
-def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
+def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool, memory: programs.Watched) -> None:
     """All joint plans are made anew beside the plans of the other client."""
-    memory = programs.Watched(pool)
     iteration = variants(memory, at_random((900, 1300, 1900)))
     in_steps(pool, iteration, LEARNED)
     with Pool(name="other", share=pool, background=False) as other:
@@ -370,22 +355,20 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool) -> None:
         in_steps(pool, both, 3 * LEARNED, first=LEARNED)
         assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
         assert pool.planner.learner.builder.joint
-    memory.free_all()
 
 
-def test_more_variants_than_can_be_known_are_not_planned_again_and_again(pool: Pool) -> None:
-    memory = programs.Watched(pool)
+def test_more_variants_than_can_be_known_are_not_planned_again_and_again(
+    pool: Pool, memory: programs.Watched
+) -> None:
     iteration = variants(memory, at_random(tuple(range(800, 800 + 20 * 100, 100))))
     in_steps(pool, iteration, LEARNED)
     plans = pool.plans
     in_steps(pool, iteration, 150, first=LEARNED)
     assert pool.plans <= plans + 24
-    memory.free_all()
 
 
-def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None:
+def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool, memory: programs.Watched) -> None:
     """Joint plans for the longer lifetimes are replaced, and no buffer stays unplanned."""
-    memory = programs.Watched(pool)
     order, kept = at_random((900, 1300, 1900)), list[int]()
     iteration = variants(memory, lambda number: order(number % 1000))
 
@@ -404,4 +387,3 @@ def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool) -> None
     assert pool.report().to_dict()["arena_bytes"] < before
     assert pool.report().to_dict()["coverage"] > 0.99
     assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0
-    memory.free_all()

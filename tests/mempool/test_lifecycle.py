@@ -71,10 +71,7 @@ def frugal() -> Iterator[_core.SimulatedDevice]:
 
 @pytest.mark.parametrize("lasts", [1, 5, 16])
 def test_failure_of_any_device_call_loses_nothing(frugal: _core.SimulatedDevice, lasts: int) -> None:
-    """All calls fail from the failing call on, for some iterations of recording, planning and replay.
-
-    Then none fails.
-    """
+    """All calls fail from one on, for some iterations of recording, planning and replay; then none fails."""
     refused = -1
     for calls in range(200):
         before = frugal.counts().refusals

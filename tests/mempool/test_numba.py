@@ -17,8 +17,7 @@ from numba import cuda
 from numba.cuda.cudadrv import driver as numba_driver
 
 import mempool.numba
-from mempool import Pool, UsageError
-from mempool.cuda_callbacks import CallbackPool
+from mempool import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,25 +225,3 @@ def test_loop_in_numba_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) 
     assert pool.report().to_dict()["hit_rate"] == 1.0
     pool.close()
     assert pool.client.patterns() == 0
-
-
-def test_memory_moves_between_numba_and_another_framework(fake: FakeCuda) -> None:
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
-        mempool.numba.install(share=other, background=False) as pool,
-    ):
-        manager = mempool.numba.Manager(context=Context())
-        where = other.take(MIB)
-        reserved = other.core.stats()["reserved"]["current"]
-        other.give(where, 0)
-        memory = manager.memalloc(MIB)
-        assert address(memory) == where
-        memory.free()
-        assert other.take(MIB) == where
-        assert pool.core.stats()["reserved"]["current"] == reserved
-        other.give(where, 0)
-
-
-def test_sharing_a_host_pool_is_refused(fake: FakeCuda) -> None:
-    with Pool(background=False) as host, pytest.raises(UsageError, match="is no pool of a CUDA device"):
-        mempool.numba.install(share=host)

@@ -66,7 +66,6 @@ def test_file_name_gets_the_rank_once(monkeypatch: pytest.MonkeyPatch, name: str
 def test_each_rank_saves_and_replays_its_own_plan_or_the_common_plan(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Two processes that allocate differently save under one name."""
     for rank in (0, 1):
         become(monkeypatch, rank)
         with Pool(simulated(), background=False) as pool:

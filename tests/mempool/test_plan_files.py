@@ -171,7 +171,6 @@ def test_two_plans_of_the_same_sequence_in_a_file_are_refused(several: Path, tmp
 
 
 def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -> None:
-    """No planner makes so many columns."""
     saved, path = read_plans(several), tmp_path / "long.plan"
     plans = []
     for one in saved.plans:
@@ -184,7 +183,6 @@ def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -
 
 
 def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
-    """Every plan of a file is checked."""
     plan, buffers, extra = read_plan(several)
     columns = read_plan_columns(several)
     inner, rows, inner_extra = read_plan(BytesIO(columns["other.1"].tobytes()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pools import run, simulated
 
 from mempool import Pool
 from mempool.planning.options import OPTIONS
-from mempool.planning.planner_thread import ProcessorBudget
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,69 +35,8 @@ def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
     assert after["hits"] - before["hits"] == 40 * 30 + 10 * 21
 
 
-def test_difference_recurring_after_recording_stopped_is_planned(pool: Pool) -> None:
-    """Forty matching steps, long enough for recording to stop, followed by an evaluation each time."""
-    memory = programs.Watched(pool)
-
-    def epoch() -> None:
-        for _ in range(40):
-            programs.layers(memory)
-            pool.plan_now()
-        for layer in range(12):
-            memory.free(memory.allocate(50_000 + 3_000 * layer))
-            pool.plan_now()
-
-    for _ in range(8):
-        epoch()
-    before = sum(pool.report().to_dict()["misses_by_reason"].values())
-    hits = pool.report().to_dict()["hits"]
-    epoch()
-    assert sum(pool.report().to_dict()["misses_by_reason"].values()) == before
-    assert pool.report().to_dict()["hits"] == hits + 40 * 60 + 12
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_longer_period_takes_over_at_an_arena_without_live_buffers(pool: Pool, seed: int) -> None:
-    """No buffer of the shorter plan is alive when the longer plan takes over.
-
-    Both plans hold the iteration, at different offsets.
-    """
-    memory = programs.Watched(pool)
-    rng = random.Random(seed)
-    iteration = [(rng.randrange(1_000, 100_000), min(rng.randrange(1, 15), 40 - k)) for k in range(40)]
-    evaluation = [(rng.randrange(50_000, 300_000), min(5, 8 - k)) for k in range(8)]
-    alive: dict[int, list[int]] = {}
-    clock = itertools.count()
-
-    def allocate(size: int, allocations: int) -> None:
-        """Allocate a buffer that lives for the given number of allocations."""
-        now = next(clock)
-        for address in alive.pop(now, ()):
-            memory.free(address)
-        alive.setdefault(now + allocations, []).append(memory.allocate(size))
-
-    def epoch() -> None:
-        for _ in range(12):
-            for position, (size, allocations) in enumerate(iteration):
-                allocate(size, allocations)
-                if position == 20:
-                    pool.plan_now()
-        for size, allocations in evaluation:
-            allocate(size, allocations)
-
-    while pool.plans < 2:
-        epoch()
-    epoch()
-    report = pool.report().to_dict()
-    assert report["planned_buffers"] == 12 * 40 + 8
-    assert report["latest_plan_misses"] == 0, pool.explain()
-
-
 def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path) -> None:
-    """Replaying an epoch from the start, the pool sees only steps for a while.
-
-    The plan of the epoch stays.
-    """
+    """Replaying an epoch from the start, the pool sees only steps for a while."""
 
     def epochs(pool: Pool, count: int) -> None:
         memory = programs.Watched(pool)
@@ -129,11 +66,7 @@ def test_plan_of_an_epoch_is_not_replaced_by_a_plan_of_its_steps(tmp_path: Path)
 def test_plan_without_hits_is_dropped_with_its_arena(
     tmp_path: Path, loaded: bool, iterations: int, stays: bool
 ) -> None:
-    """A script repeated an iteration while being imported, and never again.
-
-    A plan from a file stays, and so does a plan to which the program returns, as training does after an
-    evaluation.
-    """
+    """A plan from a file stays, and so does a plan to which the program returns."""
     device, plan = simulated(), tmp_path / "it.plan"
     with Pool(device, background=False) as first:
         run(first, lambda _: programs.layers(programs.Watched(first)), 10, marks=False)
@@ -217,22 +150,6 @@ def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
         assert not pool.client.state()["recording"]
 
 
-def test_background_planner_plans_without_a_call() -> None:
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        iteration = programs.replaced(memory)
-        for number in range(8):
-            pool.step()
-            iteration(number)
-        assert pool.wait(60)
-        run_on = 0
-        while pool.state != "replaying" and run_on < 10:
-            pool.step()
-            iteration(run_on)
-            run_on += 1
-        assert pool.state == "replaying"
-
-
 def test_planner_and_program_import_numpy_at_the_same_time() -> None:
     code = (
         "import mempool.numpy\n"
@@ -247,37 +164,8 @@ def test_planner_and_program_import_numpy_at_the_same_time() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_logged_copy_is_the_only_miss_until_its_variant_is_known(pool: Pool) -> None:
-    """The copy is made after the last allocation of the iteration, while the arena is idle.
-
-    No slot is blocked. Once iterations with a copy are known as a variant, the fallback serves the copy.
-    """
-    memory = programs.Watched(pool)
-    iteration = programs.training(memory)
-    kept: list[int] = []
-
-    def log(number: int) -> None:
-        iteration(number)
-        if number % 8 == 4:
-            kept.append(memory.allocate(30_000))
-
-    run(pool, log, 12, marks=True)
-    before = pool.report().to_dict()["misses"]
-    run(pool, log, 32, marks=True, first=12)
-    assert pool.report().to_dict()["misses"] - before <= 4
-    assert pool.plans <= 2
-    before = pool.report().to_dict()["misses"]
-    run(pool, log, 32, marks=True, first=44)
-    assert pool.report().to_dict()["misses"] == before
-    for address in kept:
-        memory.free(address)
-
-
 def test_buffer_kept_in_the_arena_is_planned_around(pool: Pool) -> None:
-    """Copies for a log, or parameters of a second network, are kept for good.
-
-    They are made while the arena is idle.
-    """
+    """Copies for a log are kept for good, made while the arena is idle."""
     memory = programs.Watched(pool)
     iteration = programs.training(memory)
     kept: list[int] = []
@@ -317,37 +205,8 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
         memory.free(address)
 
 
-def test_planning_is_free_only_while_the_program_follows_its_plans(pool: Pool) -> None:
-    memory, spent = programs.Watched(pool), itertools.count()
-    budget = ProcessorBudget(allowance=10, share=0, most_debt=10, spent=lambda: float(next(spent)))
-    pool.planner.budget = budget
-
-    def looks_until_a_plan(scale: int) -> int:
-        plans, looks = pool.planner.plans, 0
-        while pool.planner.plans == plans:
-            programs.layers(memory, scale=scale)
-            pool.planner._learn()
-            looks += 1
-            assert looks < 20
-        return looks
-
-    before = budget.left()
-    assert looks_until_a_plan(1024) == before - budget.left() + 1
-    for _ in range(4):
-        programs.layers(memory)
-    assert pool.planner.learner.registry.are_followed()
-    for size in range(1000):
-        memory.free(memory.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool.planner.learner.registry.are_followed()
-    before = budget.left()
-    assert looks_until_a_plan(4096) == before - budget.left()
-
-
 def test_background_planner_plans_around_kept_buffers() -> None:
-    """Every iteration misses, and each miss calls the planner to the recording.
-
-    Planning must go on besides.
-    """
+    """Every iteration misses, and each miss calls the planner to the recording."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         kept: list[int] = []
@@ -367,66 +226,6 @@ def test_background_planner_plans_around_kept_buffers() -> None:
             programs.layers(memory)
         assert pool.report().to_dict()["misses"] <= run_misses
         memory.free_all()
-
-
-def test_other_shapes_are_planned_however_long_the_first_were_followed(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    run(pool, lambda _: programs.layers(memory), 200, marks=False)
-    assert not pool.client.state()["recording"]
-    plans = pool.planner.plans
-    run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 40, marks=False, first=200)
-    assert pool.planner.plans > plans
-    hits = pool.report().to_dict()["hits"]
-    run(pool, lambda _: programs.layers(memory, count=14, scale=4096), 10, marks=False, first=240)
-    assert pool.report().to_dict()["hits"] - hits == 10 * 14 * 3
-
-
-def test_planning_is_due_when_a_useless_plan_is_dropped(pool: Pool) -> None:
-    """The next plan is judged by later allocations, not by earlier misses."""
-    memory, learner = programs.Watched(pool), pool.planner.learner
-    run(pool, lambda _: programs.layers(memory), 6, marks=True)
-    assert pool.planned is not None
-    sizes = random.Random(0)
-    for _ in range(4):  # some hit by chance
-        due = learner.due().allocations
-        assert due < 1_000_000
-        for last in (1, 0):
-            while pool.client.state()["allocations"] < due - last:
-                memory.free(memory.allocate(sizes.randrange(600, 1 << 20)))
-            learner.drop_if_useless()
-            assert last == 0 or learner.registry.latest is not None
-        if learner.registry.latest is None:
-            break
-    assert learner.registry.latest is None
-    pool.client.set_recording(False)
-    pool.client.set_recording(True)
-    for _ in range(40):
-        pool.step()
-        programs.layers(memory)
-        pool.planner.learner.learn()
-    assert learner.registry.latest is not None
-    assert learner.registry.are_followed()
-
-
-def test_looks_in_vain_are_paid(pool: Pool) -> None:
-    pool.planner.budget = budget = ProcessorBudget(allowance=10, share=0, most_debt=10)
-    for size in range(1000):
-        pool.free(pool.allocate(5000 + 37 * (size * size % 997)))
-    assert not pool.planner._wait(1.0)
-    assert budget.left() < 10
-
-
-def test_misses_before_a_plan_do_not_count_against_the_plan() -> None:
-    """A recording that ends for showing nothing new sets the number of misses that the plan may have."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        for size in range(5_000):
-            memory.free(memory.allocate(600 + 8 * size))
-        while not pool.plan_now():
-            for _ in range(8):
-                programs.layers(memory)
-        assert pool.planner is not None
-        assert pool.planner.learner.builder.schedule._since.misses > 5_000
 
 
 #: Of more allocations than the recording holds three times.

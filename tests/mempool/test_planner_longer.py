@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
-from pools import run, simulated
+from pools import simulated
 from problem_classes import flat
 
 import solvers
@@ -43,25 +43,6 @@ def test_patient_planner_searches_longer_for_a_poor_plan(streams: int, patient: 
         assert planned.plan.arena_bytes < soon.arena_bytes
 
 
-def test_background_planner_makes_plans_without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    plan = make_plan
-
-    def watched(*args: Any, patient: bool, **options: Any) -> Any:
-        asked.append(patient)
-        return plan(*args, patient=patient, **options)
-
-    monkeypatch.setattr("mempool.planning.planned_pattern.make_plan", watched)
-    for background in (False, True):
-        with Pool(simulated(), background=background) as pool:
-            memory = programs.Watched(pool)
-            while pool.planned is None:
-                run(pool, lambda _, memory=memory: programs.layers(memory), 12, marks=True)
-                pool.plan_now()
-        assert asked == [not background] * len(asked) != []
-        asked.clear()
-
-
 def in_time(memory: programs.Watched, buffers: Buffers) -> None:
     """Allocate and free as the rows say, in the order of time; frees come first."""
     events = sorted(
@@ -85,10 +66,6 @@ def hard(monkeypatch: pytest.MonkeyPatch) -> Buffers:
 
 
 def test_hasty_plan_is_refined_once_the_program_follows(pool: Pool, hard: Buffers) -> None:
-    """The first plan is made soon, beside the program.
-
-    A better plan replaces the first, once, and the program follows.
-    """
     memory = programs.Watched(pool)
     learner = pool.planner.learner
     learner.builder._patient = False
@@ -147,7 +124,6 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
 
 
 def test_background_planner_refines_too(hard: Buffers) -> None:
-    """Refinement waits until affordable, whatever the program does meanwhile."""
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
         until = time.monotonic() + 200
@@ -159,19 +135,3 @@ def test_background_planner_refines_too(hard: Buffers) -> None:
             if (planned := pool.planned) is not None:
                 arenas.append(planned.plan.arena_bytes)
         assert min(arenas) == arenas[-1] < arenas[0]
-
-
-def test_refinement_without_a_better_plan_is_not_repeated(
-    pool: Pool, hard: Buffers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(vars(OPTIONS), "hard_nodes", 1)
-    memory, searches = programs.Watched(pool), list[bool]()
-    learner = pool.planner.learner
-    learner.builder._patient = False
-    monkeypatch.setattr(learner, "refine", lambda refine=learner.refine: searches.append(refine()))
-    for _ in range(60):
-        pool.step()
-        in_time(memory, hard)
-        pool.planner.look()
-    assert searches == [False]
-    assert pool.planner.plans == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
@@ -120,7 +119,6 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
 
 
 def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planning is done without a further event."""
     monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
     monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
     with Pool(simulated()) as pool:
@@ -193,34 +191,9 @@ def test_reset_pool_records_again_and_follows_no_plan() -> None:
         settled(pool, memory)
 
 
-def test_loop_is_planned_after_many_equal_lasting_buffers() -> None:
-    """A data set loaded first, for example: such buffers recur, and cannot be planned."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        for _ in range(200):
-            memory.allocate(50_000)
-            time.sleep(0.001)
-        until(lambda: pool.plans > 0, lambda: programs.layers(memory))
-
-
-def test_each_of_several_phases_is_planned() -> None:
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        for scale in (1024, 4096, 2048, 1536, 3072):
-            hits = pool.client.stats()["outcomes"]["hit"]
-
-            def followed(before: int = hits) -> bool:
-                return pool.client.stats()["outcomes"]["hit"] > before + 1000
-
-            until(followed, lambda scale=scale: programs.layers(memory, scale=scale))  # type: ignore[misc]
-            for _ in range(200):
-                programs.layers(memory, scale=scale)
-
-
 def test_failure_does_not_end_planning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Planning is tried again, ever more rarely."""
     learn = Learner.learn
     failing = True
     tried: list[int] = []
@@ -239,36 +212,6 @@ def test_failure_does_not_end_planning(
         assert all(gap >= 4 * OPTIONS.min_pause << k for k, gap in enumerate(gaps))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
-
-
-def test_impossible_plan_around_pinned_ranges_is_tried_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried: list[int] = []
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        assert pool.planner is not None
-        for _ in range(12):
-            pool.step()
-            programs.layers(memory)
-            pool.plan_now()
-        learner = pool.planner.learner
-        known = learner.registry.latest
-        assert known is not None
-        monkeypatch.setattr(type(known), "is_blocked_by", lambda *_: True)
-        monkeypatch.setattr(learner._client.__class__, "pinned_ranges", lambda _: [(0, 64)], raising=False)
-
-        def fails(*_: object, **__: object) -> None:
-            tried.append(pool.client.state()["iterations"])
-            raise MemoryError
-
-        monkeypatch.setattr("mempool.planning.planned_pattern.make_plan", fails)
-        for _ in range(200):
-            pool.step()
-            programs.layers(memory)
-            with contextlib.suppress(MemoryError):
-                learner.replanner.replan_around_pinned()
-    assert 2 <= len(tried) <= 8
 
 
 def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,30 +237,3 @@ def test_few_marked_iterations_are_enough_for_a_plan() -> None:
             for size in (5000, 6000, 7000, 8000):
                 memory.free(memory.allocate(size))
         assert pool.wait(60)
-
-
-def test_neighbouring_plan_moves_down_after_the_other_pool_closes_without_any_miss() -> None:
-    with Pool(simulated(), name="one") as one, Pool(name="other", share=one) as other:
-        memory, others = programs.Watched(one), programs.Watched(other)
-
-        def together() -> None:
-            other.step()
-            batches = [others.allocate(size) for size in (200_000, 100_000, 50_000)]
-            one.step()
-            programs.layers(memory)
-            for address in batches:
-                others.free(address)
-
-        def beside(pool: Pool) -> bool:
-            assert pool.planner is not None
-            return pool.planner.learner.builder.neighbors.avoided_layouts is not None
-
-        def is_high(pool: Pool) -> bool:
-            assert pool.planned is not None
-            return pool.planned.plan.arena_bytes > 1.2 * pool.planned.plan.lower_bound_bytes
-
-        until(lambda: any(beside(pool) and is_high(pool) for pool in (one, other)), together)
-        high, low = (one, other) if beside(one) and is_high(one) else (other, one)
-        until(lambda: all(not pool.client.state()["recording"] for pool in (one, other)), together)
-        low.close()
-        until(lambda: not is_high(high), lambda: None)

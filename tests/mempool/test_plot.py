@@ -35,10 +35,7 @@ def _buffers(draw: st.DrawFn) -> Buffers:
 
 @given(_buffers())
 def test_cell_shows_the_buffer_at_its_middle(buffers: Buffers) -> None:
-    """Each cell's buffer is alive at the cell's time and covers the cell's address.
-
-    Empty cells have no buffer.
-    """
+    """Each cell's buffer is alive at the cell's time and covers the cell's address."""
     plan = solve(buffers, stop=Stop(nodes=1000), solver="first_fit")
     assert plan.offset is not None
     width, height = 17, 13
@@ -73,7 +70,6 @@ def test_several_arenas_are_drawn_stacked() -> None:
 def test_load_plot_fits_and_reaches_the_top_only_at_the_peak(
     buffers: Buffers, width: int, height: int, ascii_only: bool
 ) -> None:
-    """The plot has the requested lines and columns, and the peak is a full column."""
     lines = load_plot(buffers, width=width, height=height, ascii_only=ascii_only).split("\n")
     assert len(lines) == height + 1
     assert max(len(line) for line in lines[:-1]) <= width + 13
@@ -109,7 +105,6 @@ def test_pictures_fit_the_terminal_and_its_encoding(
 
 
 def test_large_plan_is_drawn_quickly() -> None:
-    """30,000 buffers are drawn without a loop over buffers, and neighbours differ."""
     buffers = steady(30_000, 0)
     plan = solve(buffers, solver="first_fit")
     assert len(address_picture(buffers, plan, width=100, height=16)) >= 1600

@@ -10,7 +10,6 @@ import pytest
 import sequences
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
 #: What a policy that keeps to its place by the count alone does as well, to a few allocations.
@@ -94,18 +93,3 @@ def test_pool_without_marks_is_not_much_worse_than_with_marks() -> None:
         )
         assert none.overlaps == 0
         assert none.allocations - none.hits <= 1.5 * (marks.allocations - marks.hits) + 32
-
-
-@pytest.mark.parametrize("name", sequences.NETWORKS)
-@pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
-def test_diverged_sequences_differ_from_their_stated_place_on(
-    name: str, kind: Callable[[sequences.Network, random.Random], sequences.Diverged]
-) -> None:
-    """The common beginning ends at the stated place."""
-    import random
-
-    own = sequences.network(name)
-    for seed in range(5):
-        diverged = kind(own, random.Random(seed))
-        assert diverged.iteration[: diverged.place] == own.train[: diverged.place]
-        assert diverged.raises or diverged.iteration != own.train

@@ -46,24 +46,8 @@ def test_reserved_memory_is_the_arena_and_persistent_buffers(
         assert report["reserved_bytes"] <= 1.02 * ideal + 4096 * (2 + len(memory.live))
 
 
-def test_pages_of_an_odd_iteration_between_persistent_buffers_are_returned() -> None:
-    """Free pages between small buffers that stay do not stay with them."""
-    device = simulated()
-    with Pool(device, background=False) as pool:
-        memory = programs.Watched(pool)
-        run(pool, programs.training(memory), 20, marks=True)
-        before = device.counts().committed
-        pool.step()
-        odd = [memory.allocate(size) for size in (5_000, 100_000, 6_000, 200_000, 7_000)]
-        for address in odd[1::2]:
-            memory.free(address)
-        run(pool, lambda _: programs.layers(memory), 10, marks=True)
-        assert device.counts().committed <= before + 4 * 8192
-
-
 @pytest.mark.parametrize("count", [100, 1000])
 def test_plan_takes_at_most_256_bytes_of_tables_a_buffer(pool: Pool, count: int) -> None:
-    """The guard's and the replay's tables together, for a plan with an address for each buffer."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory, count=count), 4, marks=True)
     assert pool.planned is not None
@@ -232,17 +216,6 @@ def test_iterations_by_with_plan_their_own_buffers_only(pool: Pool) -> None:
     report = pool.report().to_dict()
     assert report["state"] == "replaying"
     assert report["misses"] == 0
-
-
-def test_everything_given_back_leaves_the_device_empty(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    run(pool, programs.training(memory), 12, marks=True)
-    assert pool.release() is True
-    memory.free_all()
-    pool.trim()
-    counts = pool.device.counts()
-    assert counts.committed == 0
-    assert counts.errors == 0
 
 
 def test_arena_survives_a_trim_in_each_iteration_but_not_while_idle(pool: Pool) -> None:

@@ -75,7 +75,6 @@ def test_settings_are_accepted_in_common_spellings() -> None:
 
 
 def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
-    """The error has the requested name, not the name of the temporary file."""
     path = str(tmp_path / "nowhere" / "x")
     with pytest.raises(FileNotFoundError) as caught:
         Pool(simulated(), background=False, record=path)
@@ -138,18 +137,6 @@ def test_misses_are_explained_with_sizes_and_a_remedy(pool: Pool) -> None:
     assert "past_end: more allocations than the recorded iteration" in text
 
 
-def test_divergences_are_reported_once(pool: Pool) -> None:
-    from mempool.reporting.explain import NewDivergences
-
-    memory = programs.Watched(pool)
-    news = NewDivergences(pool.client)
-    run(pool, lambda _: programs.layers(memory), 10, marks=True)
-    assert news() == []
-    memory.free(memory.allocate(12_345))
-    assert any("12,345" in line for line in news())
-    assert news() == []
-
-
 def test_closed_pool_reports_its_state_even_while_its_plan_is_in_effect(pool: Pool) -> None:
     run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
     assert pool.state == "replaying"
@@ -207,7 +194,6 @@ sys.slow = Slow()
 
 
 def test_pools_leave_no_exit_handlers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a closed nor a forgotten pool stays in a list of exit work."""
     registered: list[object] = []
     monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
     before = set(module._open)

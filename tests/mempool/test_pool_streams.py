@@ -20,10 +20,7 @@ COMPUTE, COPY = 0, 7
 
 
 class TwoStreams:
-    """Layers on one stream, with another stream that gathers and scatters buckets between them.
-
-    No two live buffers may overlap.
-    """
+    """Layers on one stream, with another stream that gathers and scatters buckets between them."""
 
     def __init__(self, pool: Pool, copy: int = COPY) -> None:
         self.pool, self.copy = pool, copy
@@ -91,7 +88,6 @@ def test_plan_with_shared_addresses_is_explained_where_streams_never_share(tmp_p
 
 
 def test_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -> None:
-    """The second stream has another handle there."""
     path = tmp_path / "p.plan"
     with Pool(simulated(), background=False, wait_bytes=0) as pool:
         run(pool, TwoStreams(pool).iteration, 12, marks=True)

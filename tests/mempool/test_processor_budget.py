@@ -40,7 +40,6 @@ def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
 
 
 def test_debt_is_forgiven_in_bounded_time() -> None:
-    """However long one piece of work took, the budget has time again after debt / share seconds."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.01, most_debt=0.2)
     with budget.charged():
@@ -62,7 +61,6 @@ def test_useful_work_is_not_charged() -> None:
 
 
 def test_hand_over_of_the_interpreter_is_charged_too() -> None:
-    """Each hand-over of the processor by the thread costs the program time."""
     before, processor = thread_cost_seconds(), time.thread_time()
     for _ in range(50):
         time.sleep(1e-6)

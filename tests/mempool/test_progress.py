@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
+from combinations import some
 from divergence import Watcher
 from hypothesis import example, given, note, settings
 from policies import Planning
@@ -30,10 +31,7 @@ EVENTS = 4096
 
 
 def iteration(seed: int, length: int, *, hands_on: bool = True) -> Iteration:
-    """A drawn iteration of buffers.
-
-    Some are freed at once, some at the end, some in the next iteration if allowed.
-    """
+    """Draw buffers that are freed at once, at the end, or in the next iteration if allowed."""
     rng = random.Random(seed)
     events: list[tuple[float, Event]] = []
     for buffer in range(length):
@@ -158,9 +156,7 @@ def test_repeated_iterations_are_planned_after_any_history(examples: int) -> Non
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
-@pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("kept", [1, 6])
+@pytest.mark.parametrize(("kept", "marks", "evaluates"), some([1, 6], [True, False], [True, False], every=3))
 def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
     """A plan around kept buffers, or for their long lifetimes, gives way to a plan of present buffers."""
     program = Program(marks=marks, every=20)
@@ -190,10 +186,7 @@ def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, 
 @pytest.mark.parametrize("values", [3, 40, 100_000])
 @pytest.mark.parametrize("marks", [True, False])
 def test_a_single_data_dependent_size_does_not_hide_the_iteration(marks: bool, values: int) -> None:
-    """A mask or unique values, for example.
-
-    All other buffers hit, and with marks the varying buffer too, unless larger than ever.
-    """
+    """A mask or unique values, for example."""
     program, rng = Program(marks=marks, every=50), random.Random(values)
     always = iteration(5, 40)
 
@@ -212,24 +205,6 @@ def test_a_single_data_dependent_size_does_not_hide_the_iteration(marks: bool, v
 
 def self_contained(sizes: list[int]) -> Iteration:
     return [Event(k, size) for k, size in enumerate(sizes)] + [Event(k) for k in range(len(sizes))]
-
-
-def test_part_of_an_epoch_going_on_alone_gets_its_own_plan() -> None:
-    """Without marks the pool might follow the part for ever by stepping back in the epoch.
-
-    The epoch's arena would stay.
-    """
-    for seed in range(6):
-        program = Program(marks=False, every=50)
-        part, last = iteration(seed, 40), iteration(seed + 100, 60)
-        for _ in range(60):
-            for one in (part, part, part, last):
-                program.play(one)
-        for _ in range(600):
-            program.play(part)
-        before = program.memory.client.state()["iterations"]
-        assert sum(program.play(part) for _ in range(20)) == 0
-        assert program.memory.client.state()["iterations"] - before >= 19
 
 
 def test_each_plan_may_come_to_need_longer_lifetimes() -> None:

@@ -64,10 +64,7 @@ def test_arena_larger_than_free_memory_is_not_tried(fake: FakeCuda, memory: str)
 
 @contextlib.contextmanager
 def refused_by_the_device() -> Iterator[tuple[Pool, _core.SimulatedDevice, Callable[[], None]]]:
-    """Yield a pool whose arena is refused by the device, which only trying shows.
-
-    A function that makes room.
-    """
+    """Yield a pool whose arena the device refuses, the device, and a function that makes room."""
     device = simulated(300 * MIB, page=0)
     with Pool(device, background=False) as pool:
         pool.client.load(None, pattern(LARGE))
@@ -89,24 +86,6 @@ def test_arena_of_unknown_availability_is_tried_ever_more_rarely() -> None:
         make_room()
         iterations(pool, LARGE, 1100)
         assert pool.state == "replaying"
-
-
-def test_pause_after_a_refusal_depends_on_the_last_cause() -> None:
-    """A try takes all free memory, and becomes rare; a comparison with the limit does not."""
-    with refused_by_the_device() as (pool, _, make_room):
-        iterations(pool, [4096], 3000)
-        pool.core.set_max_reserved(200 * MIB)
-
-        def until_refused() -> int:
-            before, count = pool.core.stats()["arena_refused"], 0
-            while pool.core.stats()["arena_refused"] == before:
-                iterations(pool, [4096], 1)
-                count += 1
-            return count
-
-        until_refused()
-        assert [until_refused() for _ in range(3)] == [64] * 3
-        make_room()
 
 
 def test_too_large_plan_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:

@@ -58,10 +58,7 @@ def test_allocation_without_room_exceeds_the_budget_and_is_counted(page: int) ->
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from([PAGE, 0]))
 def test_allocation_within_the_reported_room_never_exceeds_the_budget(data: st.DataObject, page: int) -> None:
-    """Small, shared and large blocks, frees in any order, with or without an arena.
-
-    `room()` is always right.
-    """
+    """Small, shared and large blocks, frees in any order, with or without an arena."""
     core = kept(Core(page=page, large=64 * KIB, shared=256 * KIB))
     core.pool.set_budget(MIB)
     if data.draw(st.booleans()):

@@ -10,7 +10,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cores import pattern
 
 pytest.importorskip("rmm.mr", reason="RMM is not installed")
 
@@ -110,20 +109,6 @@ def test_freed_memory_serves_the_next_request_of_its_stream(
     assert pool.client.stats()["blocks"]["current"] == 0
 
 
-def test_memory_freed_by_another_stream_waits_for_the_free(fake: FakeCuda, pool: mempool.rmm.RmmPool) -> None:
-    own, other = fake.stream(), fake.stream()
-    where = current().allocate(MIB, Stream(Handle(own)))
-    fake.write(other, where, 4096, 1)
-    fake.finish(other)
-    fake.expect(other, where, 4096, 1)
-    current().deallocate(where, MIB, Stream(Handle(other)))
-    again = current().allocate(MIB, Stream(Handle(own)))
-    fake.write(own, again, 4096, 2)
-    fake.finish(own)
-    fake.finish(other)
-    current().deallocate(again, MIB, Stream(Handle(own)))
-
-
 def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPool) -> None:
     where = current().allocate(MIB, DEFAULT_STREAM)
     current().deallocate(where, MIB, LEGACY_DEFAULT_STREAM)
@@ -134,7 +119,6 @@ def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPo
 def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """The same thread reuses memory at once, another thread only after a wait for the device."""
     fake.set_capacity(20 * MIB)  # of one segment
     for _ in range(20):
         where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)
@@ -155,54 +139,6 @@ def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
     thread.start()
     thread.join()
     assert fake.calls("cuCtxSynchronize") > 0
-
-
-def test_loop_on_the_per_thread_default_stream_is_replayed(pool: mempool.rmm.RmmPool) -> None:
-    for _ in range(12):
-        pool.step()
-        buffers = [(current().allocate(n * MIB, PER_THREAD_DEFAULT_STREAM), n * MIB) for n in (3, 1, 2)]
-        for where, size in buffers:
-            current().deallocate(where, size, PER_THREAD_DEFAULT_STREAM)
-        pool.plan_now()
-    report = pool.report().to_dict()
-    assert (report["state"], report["misses"]) == ("replaying", 0)
-
-
-def test_per_thread_default_streams_are_ordered_separately(fake: FakeCuda) -> None:
-    """A wait by one thread does not order the stream of another thread."""
-    with Pool(fake.device(), name="other", background=False) as other:
-        busy = fake.stream()
-        other.client.load(None, pattern([MIB, MIB], stream=busy))
-        with mempool.rmm.install(share=other, wait_bytes=0, background=False) as rmm_pool:
-            rmm_pool.client.load(None, pattern([MIB], [MIB], stream=2, others=[(1, 2, [MIB], [0])]))
-            first, second = (other.allocate(MIB, stream=busy) for _ in range(2))
-            fake.write(busy, first, 4096, 1)
-            fake.finish(busy)
-            fake.expect(busy, first, 4096, 1)
-            for address in (first, second):
-                other.free(address, stream=busy)
-
-            def use() -> None:
-                mine = current().allocate(MIB, PER_THREAD_DEFAULT_STREAM)
-                fake.write(PER_THREAD, mine, 4096, 2)
-                fake.finish(PER_THREAD)
-                current().deallocate(mine, MIB, PER_THREAD_DEFAULT_STREAM)
-
-            for _ in range(2):
-                thread = threading.Thread(target=use)
-                thread.start()
-                thread.join()
-            fake.finish(busy)
-
-
-def test_closed_pools_keep_no_free_memory(fake: FakeCuda) -> None:
-    held = []
-    for _ in range(4):
-        with mempool.rmm.install(driver=fake.driver, background=False):
-            where = current().allocate(100 * MIB)
-            current().deallocate(where, 100 * MIB)
-        held.append(fake.live_bytes())
-    assert held == [0] * 4
 
 
 @pytest.mark.parametrize("way", ["bind", "share"])
@@ -233,19 +169,6 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
         current().allocate(128 * MIB)
     where = current().allocate(MIB)
     current().deallocate(where, MIB)
-
-
-def test_out_of_memory_remains_the_error_when_a_wait_is_refused(
-    fake: FakeCuda, pool: mempool.rmm.RmmPool
-) -> None:
-    fake.set_capacity(64 * MIB)
-    kept = current().allocate(MIB)
-    fake.fail("cuCtxSynchronize", 719)
-    with pytest.raises(MemoryError, match="134,217,728 bytes asked for"):
-        current().allocate(128 * MIB)
-    fake.fail("cuCtxSynchronize", times=0)
-    assert "cuCtxSynchronize" in str(pool.device.last_error)  # type: ignore[attr-defined]
-    current().deallocate(kept, MIB)
 
 
 def test_driver_errors_other_than_out_of_memory_are_runtime_errors(
@@ -354,88 +277,15 @@ def test_buffer_may_outlive_the_interpreter(fake_library: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_rmm_loop_is_replayed(pool: mempool.rmm.RmmPool) -> None:
+@pytest.mark.parametrize("stream", [DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM])
+def test_rmm_loop_is_replayed(pool: mempool.rmm.RmmPool, stream: Stream) -> None:
     for _ in range(12):
         pool.step()
-        kept = [(current().allocate(size), size) for size in range(4096, 40_000, 4096)]
+        kept = [(current().allocate(size, stream), size) for size in range(4096, 40_000, 4096)]
         for where, size in reversed(kept):
-            current().deallocate(where, size)
+            current().deallocate(where, size, stream)
         pool.plan_now()
     assert pool.report().to_dict()["hit_rate"] == 1.0
 
 
 # --- with others on one memory
-
-
-def test_memory_moves_between_frameworks_and_back(fake: FakeCuda) -> None:
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
-        mempool.rmm.install(share=other, background=False) as pool,
-    ):
-        where = other.take(MIB)
-        reserved = other.core.stats()["reserved"]["current"]
-        other.give(where, 0)
-        assert current().allocate(MIB) == where
-        current().deallocate(where, MIB)
-        assert other.take(MIB) == where
-        other.give(where, 0)
-        assert pool.core.stats()["reserved"]["current"] == reserved
-
-
-def test_planned_memory_shared_between_frameworks_waits_for_the_event_of_the_free(fake: FakeCuda) -> None:
-    """Memory freed on one stream is allocated on another by another framework.
-
-    That stream waits for an event recorded at the free.
-    """
-    first, second = fake.stream(), fake.stream()
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", wait_bytes=0, background=False) as other,
-        mempool.rmm.install(share=other, wait_bytes=0, background=False) as pool,
-    ):
-        other.client.load(None, pattern([MIB], stream=first))
-        pool.client.load(None, pattern([MIB], stream=second))
-        where = other.take(MIB, first)
-        fake.write(first, where, 4096, 1)
-        fake.finish(first)
-        fake.expect(first, where, 4096, 1)
-        other.give(where, first)
-        waits = fake.calls("cuStreamWaitEvent")
-        assert current().allocate(MIB, Stream(Handle(second))) == where
-        assert fake.calls("cuStreamWaitEvent") == waits + 1
-        fake.write(second, where, 4096, 2)
-        fake.finish(second)
-        fake.finish(first)
-        current().deallocate(where, MIB, Stream(Handle(second)))
-
-
-def test_frameworks_without_stream_sharing_get_separate_memory(fake: FakeCuda) -> None:
-    first, second = fake.stream(), fake.stream()
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
-        mempool.rmm.install(share=other, background=False),
-    ):
-        assert not other.shares_streams  # unless somebody says so
-        where = other.take(MIB, first)
-        other.give(where, first)
-        mine = current().allocate(MIB, Stream(Handle(second)))
-        assert mine != where
-        current().deallocate(mine, MIB, Stream(Handle(second)))
-
-
-def test_out_of_memory_request_takes_all_free_memory_after_a_device_wait(fake: FakeCuda) -> None:
-    fake.set_capacity(24 * MIB)
-    first, second = fake.stream(), fake.stream()
-    with (
-        CallbackPool(0, driver=fake.driver, name="other", background=False) as other,
-        mempool.rmm.install(share=other, background=False),
-    ):
-        where = other.take(16 * MIB, first)
-        fake.write(first, where, 4096, 1)
-        fake.finish(first)
-        fake.expect(first, where, 4096, 1)
-        other.give(where, first)
-        mine = current().allocate(16 * MIB, Stream(Handle(second)))
-        fake.write(second, mine, 4096, 2)
-        fake.finish(second)
-        fake.finish(first)
-        current().deallocate(mine, 16 * MIB, Stream(Handle(second)))

@@ -27,14 +27,17 @@ class Clients(RuleBasedStateMachine):
         )
         self.pool: Any = _core.Pool(device=self.device, recorded_events=64)
         self.clients = [_core.Client(self.pool, str(number)) for number in range(3)]
-        self.live: dict[int, tuple[int, int]] = {}  # address -> whose, size
+        self.live: dict[int, tuple[int, int]] = {}  # address -> whose (3: of a replaced client), size
         self.begins: list[int] = []
         self.plans: dict[int, list[list[int]]] = {0: [], 1: [], 2: []}
 
     def take(self, whose: int, size: int) -> int:
         address: int = self.clients[whose].allocate(size)
-        if address == 0:
-            return 0
+        if address:
+            self.insert(address, whose, size)
+        return address
+
+    def insert(self, address: int, whose: int, size: int) -> None:
         at = bisect.bisect(self.begins, address)
         if at > 0:
             assert self.begins[at - 1] + self.live[self.begins[at - 1]][1] <= address, "two buffers overlap"
@@ -42,13 +45,12 @@ class Clients(RuleBasedStateMachine):
             assert address + size <= self.begins[at], "two buffers overlap"
         self.begins.insert(at, address)
         self.live[address] = whose, size
-        return address
 
-    def give(self, address: int) -> None:
-        whose, _ = self.live.pop(address)
+    def give(self, address: int, by: int = 0) -> None:
+        del self.live[address]
         self.begins.remove(address)
-        assert self.clients[whose].free(address)
-        assert not self.clients[whose].free(address)
+        assert self.clients[by].free(address)
+        assert not self.clients[by].free(address)
 
     # --- programs
 
@@ -57,9 +59,21 @@ class Clients(RuleBasedStateMachine):
         self.take(whose, size)
 
     @precondition(lambda self: self.begins)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        self.give(data.draw(st.sampled_from(self.begins)))
+    @rule(data=st.data(), by=which)
+    def free(self, data: st.DataObject, by: int) -> None:
+        self.give(data.draw(st.sampled_from(self.begins)), by)
+
+    @precondition(lambda self: self.begins)
+    @rule(data=st.data(), by=which, size=sizes)
+    def reallocate(self, data: st.DataObject, by: int, size: int) -> None:
+        """A reallocated buffer belongs to the client that reallocates."""
+        old = data.draw(st.sampled_from(self.begins))
+        address, foreign = self.clients[by].reallocate(old, size)
+        assert not foreign
+        if address:
+            self.begins.remove(old)
+            del self.live[old]
+            self.insert(address, by, size)
 
     @rule(whose=which)
     def step(self, whose: int) -> None:
@@ -121,10 +135,10 @@ class Clients(RuleBasedStateMachine):
 
     @rule(whose=which)
     def another_one(self, whose: int) -> None:
-        """Replace a client without live buffers by a new client."""
-        if not any(owner == whose for owner, _ in self.live.values()):
-            self.clients[whose] = _core.Client(self.pool, "fresh")
-            self.plans[whose] = []
+        """Replace a client by a new client, which counts none of the former's buffers."""
+        self.clients[whose] = _core.Client(self.pool, "fresh")
+        self.plans[whose] = []
+        self.live = {a: (3 if owner == whose else owner, size) for a, (owner, size) in self.live.items()}
 
     # --- what holds
 

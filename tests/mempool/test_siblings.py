@@ -66,7 +66,6 @@ def test_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_oldest_pytorch_version_is_consistent() -> None:
-    """The version agrees in pyproject's requirements, in the warning's table, and in the documentation."""
     root, oldest = Path(__file__).parents[2], ".".join(map(str, settings.TESTED["torch"][0]))
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["torch"] == [f"torch>={oldest}"]

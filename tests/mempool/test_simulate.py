@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequences import NETWORKS, varied
-from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+from simulations import MIB, check_simulation, event_traces, trace_of
 
 from mempool import _core
-from mempool.simulate import ALLOCATORS, simulate
-from solvers import simulators
+from mempool.simulate import simulate
 from traces.trace import EventType, Trace
 from traces.workload import generate
 
@@ -44,10 +43,7 @@ def test_varying_sizes_hold_no_more_than_pytorch(network: str, most: int) -> Non
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None:
-    """No second plan lies beside the arena for outgrown iterations.
-
-    Little memory is held beside the arena in the end.
-    """
+    """No second plan lies beside the arena for outgrown iterations."""
     trace = varied(network, 1 << 31, 120, marks=True)
     (ends,), peak = np.nonzero(trace.kind == EventType.MARK), int(trace.load().max())
     pytorch = simulate(trace, "pytorch").peak_reserved_bytes
@@ -58,10 +54,7 @@ def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None
 
 
 def phases(program: str, iterations: int) -> Trace:
-    """Return a trace of phases in any order.
-
-    They are many small buffers or a large one, or ten and seven large beside a lasting one.
-    """
+    """Many small buffers or a large one, or ten and seven large beside a lasting one, in any order."""
     rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
 
     def alloc(size: int) -> int:
@@ -109,25 +102,12 @@ def test_only_missing_pages_are_returned() -> None:
 @settings(max_examples=60, deadline=None)
 @given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
 def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int | None, name: str) -> None:
-    """Buffers are disjoint and within reserved memory, and reserved memory stays within the limit."""
     limit_bytes = None if limit is None else limit * MIB
     check_simulation(simulate(trace, name, limit_bytes=limit_bytes), limit_bytes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_long_traces_keep_the_invariants(name: str) -> None:
-    """The same where nothing repeats and memory is short."""
-    trace = random_trace(3, 1500)
-    check_simulation(simulate(trace, name))
-    limit_bytes = int(trace.load().max()) * 3 // 4
-    tight = simulate(trace, name, limit_bytes=limit_bytes)
-    check_simulation(tight, limit_bytes)
-    assert tight.failed_at is not None
-
-
 @pytest.mark.parametrize("marks", [False, True])
 def test_iterations_are_planned(marks: bool) -> None:
-    """Each allocation finally has the address of the previous iteration. No memory is reserved anew."""
     trace = repeated(16, marks=marks)
     simulation = simulate(trace, NAME)
     check_simulation(simulation)
@@ -156,7 +136,6 @@ def test_marks_of_the_trace_reach_the_pool() -> None:
 
 
 def test_simulation_is_deterministic() -> None:
-    """The clock has no influence."""
     trace = repeated(10, marks=False)
     one, two = (simulate(trace, NAME) for _ in range(2))
     assert (one.address == two.address).all()
@@ -164,21 +143,8 @@ def test_simulation_is_deterministic() -> None:
     assert one.driver_calls == two.driver_calls
 
 
-def test_pool_does_without_an_unavailable_arena() -> None:
-    """A pool with no more memory than the trace needs goes on without a plan.
-
-    All fitting requests are served.
-    """
-    trace = repeated(10, marks=True)
-    limit_bytes = int(trace.load().max() * 1.02)
-    check_simulation(simulate(trace, NAME, limit_bytes=limit_bytes), limit_bytes)
-
-
 def test_uses_by_other_streams_reach_the_pool() -> None:
-    """A buffer read by another stream is not planned, as the end of the read is unknown.
-
-    No arena is taken.
-    """
+    """A buffer read by another stream is not planned, as the end of the read is unknown."""
     kinds = [int(EventType.ALLOC), int(EventType.READ), int(EventType.FREE)] * 40
     buffers, sizes = np.repeat(np.arange(40), 3), np.tile([MIB, 0, 0], 40)
     own, other = (
@@ -190,22 +156,14 @@ def test_uses_by_other_streams_reach_the_pool() -> None:
 
 
 def test_no_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings for programs are not settings of a simulation."""
     trace = repeated(6, marks=True)
     plain = simulate(trace, NAME)
     monkeypatch.setenv("MEMPOOL", "off")
     assert (simulate(trace, NAME).address == plain.address).all()
 
 
-def test_our_allocators_follow_the_simulated_allocators() -> None:
-    """All allocators are listed, in one order."""
-    assert list(ALLOCATORS) == [*simulators.ALLOCATORS, *NAMES]
-    assert simulate(trace_of([(0, 1, 0)]), "best_fit").allocator == "best_fit"
-
-
 @pytest.mark.parametrize(("setting", "value"), [("small_bytes", 1025), ("wait_bytes", -1)])
 def test_settings_out_of_range_are_named(setting: str, value: int) -> None:
-    """The error lists the valid values."""
     with pytest.raises(ValueError, match=f"{setting}={value} is not a whole number"):
         simulate(trace_of([(0, 1, 0)]), NAME, **{setting: value})
 

@@ -50,7 +50,6 @@ def test_device_is_waited_for_before_reuse_across_streams(fake: FakeCuda) -> Non
 
 @pytest.mark.parametrize("streams", [2, 5])
 def test_permanent_streams_soon_keep_their_own_memory(fake: FakeCuda, streams: int) -> None:
-    """The streams take turns, and each reuses its freed memory."""
     with Pool(fake.device(), mode="record", background=False) as pool:
         handles = [fake.stream() for _ in range(streams)]
 

@@ -55,7 +55,6 @@ def _refuse() -> None:
 
 
 def test_program_with_plan_files_loads_no_arrow(tmp_path: Path) -> None:
-    """Neither replay nor save loads Arrow, and the saved plan is the same."""
     with Pool(simulated(), background=False) as pool:
         run(pool, programs.training(programs.Watched(pool)), 12, marks=True)
         pool.save(tmp_path / "a.plan")

@@ -34,7 +34,6 @@ def test_each_thread_has_a_permanent_negative_stream_number() -> None:
 
 
 def test_default_stream_of_the_own_thread_is_the_drivers_handle(fake: FakeCuda) -> None:
-    """Events are recorded and waited for on the device, without blocking the host."""
     calls, mine = _core.DeviceCalls(fake.device()), _core.thread_stream()
     address = calls.reserve(MIB)
     fake.write(PER_THREAD, address, 8, 1)
@@ -87,7 +86,6 @@ def test_another_threads_cannot_be_made_to_wait_so_the_caller_does(fake: FakeCud
 
 
 def test_capture_state_of_another_threads_default_stream_is_unknown(fake: FakeCuda) -> None:
-    """The stream is not taken for the asking thread's own."""
     calls = _core.DeviceCalls(fake.device())
     context = calls.reserve(512)  # makes one
     mine = _core.thread_stream()

@@ -46,7 +46,6 @@ def stress(
 
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_tensors_streams_and_graphs_on_threads_keep_every_invariant(folder: Path, sanitizer: str) -> None:
-    """No memory is reused before all using streams have finished, and no graph is broken or loses memory."""
     program = harness(folder, sanitizer)
     seen = dict.fromkeys(("refused", "foreign", "captures", "launches", "clients", "hits"), 0)
     # Three seeds at least; what they come to meet is up to the threads' schedule.
@@ -85,11 +84,7 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
 
 
 def test_bodies_and_failures_of_captures_and_a_fraction_of_two_pools(folder: Path) -> None:
-    """See tests/native/torch_scenarios.cpp.
-
-    PyTorch's calls within a capture do not break a capture with bodies, failing captures do not hold memory
-    for ever, and all pools of a device together stay within its memory fraction.
-    """
+    """See tests/native/torch_scenarios.cpp."""
     program = build.build("torch_scenarios", folder, sanitizer="address")
     driver = build.build_library("fake_cuda", folder, sanitizer="address")
     done = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from mempool.recording.trace_writer import BackgroundTraceWriter
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
 def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> None:
-    """Two equal programs; both tapes are taken now and then, as a trace writer does."""
     cores = [Core(), Core()]
     cores[0].client.set_tracing(True)
     cores[1].client.set_tracing(True, folder=str(tmp_path), piece=piece)
@@ -59,7 +57,6 @@ def test_tape_stays_in_memory_where_no_file_can_be_made(tmp_path: Path) -> None:
 
 
 def test_disk_space_is_returned(tmp_path: Path) -> None:
-    """While the recording goes on, once all records are taken; and all space at the end."""
     core = Core()
     core.client.set_tracing(True, folder=str(tmp_path), piece=10)
 
@@ -104,7 +101,6 @@ def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
 
 
 def test_failure_while_closing_the_recording_is_raised(tmp_path: Path) -> None:
-    """The writing thread has failed, and the closing thread waits for the writing thread."""
     core = Core()
     tape = BackgroundTraceWriter(core.client, str(tmp_path / "t.trace"), 64, "test")
     writing = threading.Event()
@@ -143,23 +139,3 @@ def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: P
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 24 << 20  # two pieces; in memory it would be 140 MiB
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_forked_child_leaves_its_parents_file_alone(tmp_path: Path) -> None:
-    core = Core()
-    core.client.set_tracing(True, folder=str(tmp_path), piece=10)
-    for _ in range(50):
-        core.free(core.allocate(1000))
-    child = os.fork()
-    if child == 0:
-        for _ in range(50):
-            core.free(core.allocate(2000))
-        os._exit(len(core.client.take_trace()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    total = 0
-    while packed := core.client.take_trace():
-        records = np.frombuffer(packed, RECORD)
-        total += len(records)
-        assert set(records["size"][records["kind"] == 0].tolist()) <= {1000}
-    assert total == 100

@@ -87,7 +87,6 @@ def test_failure_is_shrunk_to_its_essential_steps(folder: Path) -> None:
 
 
 def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:
-    """Each guard is in one of the lists of guards removed one by one."""
     texts = (path.read_text() for path in build.CORE.rglob("*.[ch]pp"))
     named = {name for text in texts for name in re.findall(r'MEMPOOL_GUARDED\("(\w+)"\)', text)}
     found = {guard for guard, *_ in FOUND}

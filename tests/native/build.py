@@ -39,7 +39,7 @@ OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
 #: Programs of headers alone, and the folders of those.
-OF_HEADERS = {"packing": (SOLVERS,), "simulators": (SOLVERS,), "snapshots": (TRACES, SOLVERS)}
+OF_HEADERS = {"packing": (HERE, SOLVERS), "simulators": (HERE, SOLVERS), "snapshots": (HERE, TRACES, SOLVERS)}
 
 
 def flags(

@@ -71,6 +71,15 @@ void work(int me) {
   for (const Buffer& buffer : live) handler.allocator.free(nullptr, buffer.data, 0);
 }
 
+// An overflowing product is refused, and none of anything is something.
+void refuse_overflow() {
+  const numpy_hook::Allocator& a = handler.allocator;
+  wrong += a.calloc(a.ctx, std::size_t{1} << 40, std::size_t{1} << 40) != nullptr;
+  void* const nothing = a.calloc(a.ctx, 0, 8);
+  wrong += nothing == nullptr;
+  a.free(a.ctx, nothing, 0);
+}
+
 struct Served {
   explicit Served(bool check)
       : client(std::make_shared<Pool>(std::make_unique<HostDevice>(), PoolOptions{}), "stress"),
@@ -101,6 +110,7 @@ int main(int arguments, char** argument) {
     auto served = std::make_unique<Served>(arguments > 2);
     Served* const owner = served.release();
     numpy_hook::hook().serve(owner->client, owner->checked.get(), owner);
+    refuse_overflow();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     numpy_hook::hook().stop();
     reclaimed += reclaim();

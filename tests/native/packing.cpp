@@ -1,16 +1,10 @@
 // Random jobs through the packing kernels of solvers/native; offsets are compared pair by pair.
 //
-// Usage: packing FIRST_SEED SEEDS [spoil]     prints one JSON object of counts, or the first failure
-//
-// With `spoil`, the first plan of each seed in which two jobs meet is made invalid, which must be noticed.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <iterator>
+// With `spoil`, the first plan of each seed in which two jobs meet is made invalid.
 #include <limits>
 #include <optional>
-#include <set>
 
+#include "seeded.hpp"
 #include "packing/skyline_search.hpp"
 #include "packing/max_load_first.hpp"
 #include "packing/skyline.hpp"
@@ -18,7 +12,6 @@
 #include "packing/fit.hpp"
 #include "packing/pairwise_search.hpp"
 #include "packing/local_repair.hpp"
-#include "packing/orders.hpp"
 #include "packing/orders.hpp"
 #include "packing/cliques.hpp"
 #include "packing/window_repair.hpp"
@@ -28,21 +21,10 @@ namespace {
 using packing::Jobs;
 using packing::Piece;
 using packing::Random;
+using seeded::counts;
+using seeded::fail;
 
 constexpr int64_t kMost = int64_t{1} << 62;  // sizes, alignments and fixed offsets of a problem together
-
-struct Counts {
-  unsigned long long jobs = 0, clashes = 0, plans = 0, given_up = 0, improved = 0, repaired = 0, found = 0, refuted = 0, open = 0,
-                     refused = 0, left_out = 0, halved = 0, far = 0, chosen = 0;
-} counts;
-
-uint64_t seed_now = 0;
-
-[[noreturn]] void fail(const char* kernel, const char* what) {
-  std::fprintf(stderr, "FAILED: seed %llu: %s: %s\n", static_cast<unsigned long long>(seed_now), kernel, what);
-  std::fflush(stderr);
-  std::_Exit(1);
-}
 
 struct Life {
   int64_t start, end;
@@ -138,7 +120,7 @@ Problem any_problem(Random& random) {
     jobs.first.push_back(static_cast<int32_t>(start.size()));
   }
   packing::rank_times(jobs, start.data(), end.data(), start.size());
-  counts.jobs += static_cast<unsigned long long>(n);
+  counts["jobs"] += static_cast<unsigned long long>(n);
   return problem;
 }
 
@@ -178,14 +160,14 @@ class Judge {
         if (problem_.overlap(j, offset[j], k, offset[k])) fail(kernel, "two jobs overlap");
     }
     smallest_ = std::min(smallest_, arena);
-    ++counts.plans;
+    ++counts["plans"];
     agree(kernel);
     return arena;
   }
 
   void refuted(const char* kernel, int64_t capacity) {
     refuted_ = std::max(refuted_, capacity);
-    ++counts.refuted;
+    ++counts["refuted"];
     agree(kernel);
   }
 
@@ -219,7 +201,7 @@ void fixed_conflict(Problem& problem) {
   const auto [first, second] = packing::fixed_conflict(jobs);
   if (first >= 0) {
     if (first == second || !clashes(first, second)) fail("clash", "two jobs that do not contradict each other");
-    ++counts.clashes;
+    ++counts["clashes"];
     jobs.fixed.assign(jobs.size.size(), -1);
     return;
   }
@@ -244,7 +226,7 @@ void valleys(const Problem& problem, Random& random, Judge& judge) {
     const int64_t arena = packer.pack(order, limit);
     if (arena < 0 && limit == unlimited) fail("skyline", "gave up without a limit");
     if (arena > limit) fail("skyline", "above the limit");
-    if (arena < 0) ++counts.given_up;
+    if (arena < 0) ++counts["given up"];
     else if (judge.plan("skyline", packer.offsets()) != arena) fail("skyline", "a wrong arena");
   }
 }
@@ -273,7 +255,7 @@ void max_load_first(const Problem& problem, Random& random, Judge& judge) {
     const auto offset =
         packing::pack_max_load_first(problem.jobs, any_order(random, n), up_to(random, judge.smallest()), limit, noise, random);
     if (offset.empty() && limit == unlimited) fail("max load first", "gave up without a limit");
-    if (offset.empty()) ++counts.given_up;
+    if (offset.empty()) ++counts["given up"];
     else if (judge.plan("max load first", offset) > limit) fail("max load first", "above the limit");
   }
   packing::Cancel cancel;
@@ -298,7 +280,7 @@ void below(const Problem& problem, Random& random) {
     if (offset.size() != jobs.size.size()) fail("below", "not one offset for each job");
     for (int32_t j = 0; j < n; ++j) {
       if (offset[j] < 0) {
-        ++counts.left_out;
+        ++counts["left out"];
         if (offset[j] != -1 || ceiling == unlimited || jobs.fixed[j] >= 0) fail("below", "left out without need");
         continue;
       }
@@ -338,172 +320,8 @@ void repair_plan(const char* kernel, const Problem& problem, Random& random, Jud
     const bool better = repair.advance(1 + random.below(200000), random.below(2) == 0 ? 0 : before / 2);
     if (better != (repair.arena() < before)) fail(kernel, "reported an improvement wrongly");
     if (repair.arena() > before) fail(kernel, "made the arena larger");
-    if (better) ++counts.repaired;
+    if (better) ++counts["repaired"];
     if (judge.plan(kernel, repair.offsets()) != repair.arena()) fail(kernel, "a wrong arena");
-  }
-}
-
-// Jobs left within an interval are summed correctly, also after some have been taken and put back.
-void interval_sums(const Problem& problem, Random& random) {
-  const Jobs& jobs = problem.jobs;
-  if (bytes(jobs) > 0x1p61) return;
-  const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::IntervalIndex index(jobs, candidates);
-  std::vector<char> there(jobs.size.size(), 0);
-  for (const int32_t job : candidates) there[job] = 1;
-  const int32_t length = 2 * jobs.instants;
-  for (int32_t k = 0; k < 30; ++k) {
-    const int32_t from = random.below(length), to = from + random.below(length), instant = from + random.below(length);
-    const int64_t padding = random.below(2) * random.below(16);
-    int64_t sum = 0;
-    for (const int32_t job : candidates) {
-      const Piece arc = packing::arc(jobs, job);
-      const bool within = arc.start >= from && arc.end <= to && arc.start <= instant && arc.end > instant;
-      if (there[job] && within) sum += jobs.size[job] + padding;
-    }
-    if (!index.have(from, to, instant, sum, padding) || index.have(from, to, instant, sum + 1, padding))
-      fail("interval index", "a wrong sum within an interval");
-    packing::IntervalIndex::Match found;
-    index.longest(from, to, from, to, up_to(random, kMost), found);
-    if (found.slot < 0) continue;
-    const int32_t job = index.take(found);
-    if (random.below(2) == 0) index.put_back(found.slot, job);
-    else there[job] = 0;
-  }
-}
-
-// Room that is no less for a shorter interval within.
-struct Room {
-  std::vector<int64_t> from_start, to_end;  // rising, and falling
-
-  Room(Random& random, int32_t length, int64_t most) : from_start(length + 1), to_end(length + 1) {
-    for (auto* row : {&from_start, &to_end}) {
-      for (int64_t& room : *row) room = up_to(random, most) - 1;
-      std::sort(row->begin(), row->end());
-    }
-    std::reverse(to_end.begin(), to_end.end());
-  }
-  int64_t operator()(int32_t from, int32_t to) const { return std::min(from_start[from], to_end[to]); }
-};
-
-// The longest job that has room is found, and no job that is too large for its interval.
-void longest_with_room(const Problem& problem, Random& random) {
-  const Jobs& jobs = problem.jobs;
-  const std::vector<int32_t> candidates = packing::ValleyPacker(jobs).candidates();
-  packing::IntervalIndex index(jobs, candidates);
-  std::vector<char> there(jobs.size.size(), 0);
-  for (const int32_t job : candidates) there[job] = 1;
-  const int32_t length = 2 * jobs.instants;
-  const int64_t largest = *std::max_element(jobs.size.begin(), jobs.size.end());
-  for (int32_t k = 0; k < 30; ++k) {
-    const Room room(random, length, largest + largest / 2 + 1);
-    const int32_t from = random.below(length), to = from + 1 + random.below(length - from);
-    const bool anywhere = random.below(2) == 0;
-    const int32_t instant = from + random.below(to - from), start_by = anywhere ? to : instant, end_from = anywhere ? from : instant + 1;
-    const int64_t most = random.below(2) == 0 ? kMost : up_to(random, largest);
-    const auto wanted = [&](int32_t job) {
-      const Piece arc = packing::arc(jobs, job);
-      return there[job] && arc.start >= from && arc.start <= start_by && arc.end >= end_from && arc.end <= to &&
-             jobs.size[job] <= most && jobs.size[job] <= room(arc.start, arc.end);
-    };
-    int32_t longest = 0;
-    for (const int32_t job : candidates)
-      if (wanted(job)) longest = std::max(longest, packing::arc(jobs, job).end - packing::arc(jobs, job).start);
-    packing::IntervalIndex::Match found;
-    index.longest(from, start_by, end_from, to, most, room, found);
-    if ((found.slot < 0) != (longest == 0)) fail("interval index", "a job that has room was overlooked, or a job without room found");
-    if (found.slot < 0) continue;
-    if (found.length > longest || found.length < longest - longest / 32) fail("interval index", "not the longest job that has room");
-    const int32_t job = index.take(found);
-    if (!wanted(job)) fail("interval index", "a job without room");
-    ++counts.chosen;
-    if (random.below(3) == 0) there[job] = 0;
-    else index.put_back(found.slot, job);
-  }
-}
-
-// Jobs that stay at the edges of a window, and the room below them.
-void window_edges(Random& random) {
-  const int32_t width = 1 + random.below(20);
-  packing::Window window({0, width});
-  int64_t base = 0;
-  for (int32_t k = random.below(20); k > 0; --k) {
-    base += random.below(3);
-    const Piece pieces[] = {{0, 1 + random.below(width)}, {random.below(width), width}, {0, width}};
-    window.jobs.add(pieces[random.below(3)], 1 + random.below(4), 0, base);
-    base += window.jobs.size.back();
-  }
-  Jobs& jobs = window.jobs;
-  for (const bool left : {true, false}) {
-    std::vector<int32_t> order;
-    for (int32_t j = 0; j < jobs.count(); ++j)
-      if ((jobs.pieces[j].start == 0) == left) order.push_back(j);
-    packing::WindowEdge edge(window, left);
-    size_t next = 0;
-    for (int32_t k = 0; k < 60; ++k) {
-      if (random.below(2) == 0 && next < order.size()) edge.pass(), ++next;
-      else if (random.below(3) == 0 && next > 0) edge.pass_back(), --next;
-      const int32_t from = random.below(width), to = from + 1 + random.below(width - from);
-      int64_t lowest = std::numeric_limits<int64_t>::max();
-      for (size_t n = next; n < order.size(); ++n)
-        if (left ? jobs.pieces[order[n]].end > from : jobs.pieces[order[n]].start < to) lowest = std::min(lowest, jobs.fixed[order[n]]);
-      if (edge.above(from, to) != lowest) fail("window edge", "a wrong lowest edge job");
-      const int64_t height = next < order.size() && random.below(4) != 0 ? jobs.fixed[order[next]] : random.below(60);
-      const bool on_it = next < order.size() && height == jobs.fixed[order[next]] && (left ? from == 0 : to == width);
-      if (edge.reached({from, to, height, height + 1, height + 1}, width) != (on_it ? order[next] : -1))
-        fail("window edge", "a wrong job reached by the skyline");
-    }
-  }
-}
-
-void instants(Random& random) {
-  const int32_t lengths[] = {1, 64, 65, 4096, 4097, 20000}, length = lengths[random.below(6)];
-  packing::InstantSet instants(length);
-  std::set<int32_t> set;
-  for (int32_t k = 0; k < 100; ++k) {
-    const int32_t instant = random.below(length);
-    const auto after = set.upper_bound(instant);
-    if (after != set.begin() && instants.last_until(instant) != *std::prev(after)) fail("instants", "not the last one");
-    if (random.below(2) == 0) {
-      instants.insert(instant), set.insert(instant);
-    } else if (after != set.begin()) {
-      instants.erase(*std::prev(after)), set.erase(std::prev(after));
-    }
-  }
-}
-
-// A skyline is restored by undo, and knows the run of each instant.
-void undone_skyline(Random& random) {
-  const int32_t width = 1 + random.below(100);
-  const int64_t wall = std::numeric_limits<int64_t>::max();
-  std::vector<int64_t> height(width + 1, 0);
-  height[width] = wall;
-  packing::SkylineOf<true> skyline(height);
-  std::vector<std::pair<size_t, std::vector<int64_t>>> before;
-  for (int32_t k = 0; k < 60; ++k) {
-    if (random.below(3) == 0 && !before.empty()) {
-      const size_t back = random.below(static_cast<int32_t>(before.size()));
-      skyline.undo(before[back].first), height = before[back].second;
-      before.resize(back);
-    } else {
-      before.emplace_back(skyline.mark(), height);
-      int32_t run = skyline.run_at(random.below(width));
-      const packing::Valley valley = skyline.valley_from(run);
-      const int64_t lower = std::min(valley.before, valley.after);
-      Piece piece{valley.from, valley.to};
-      int64_t top = valley.height + 1 + random.below(3);
-      if (random.below(3) == 0 && lower < wall) {
-        skyline.rise(run, top = lower);
-      } else {
-        piece.start += random.below(piece.end - piece.start), piece.end -= random.below(piece.end - piece.start);
-        skyline.raise(run, piece, top);
-      }
-      std::fill(height.begin() + piece.start, height.begin() + piece.end, top);
-    }
-    for (int32_t t = 0, start = 0; t <= width; ++t) {
-      if (height[t] != height[start]) start = t;
-      if (skyline.run_at(t) != start || skyline.height(start) != height[t]) fail("skyline", "a wrong run at an instant");
-    }
   }
 }
 
@@ -528,10 +346,10 @@ void peak_outward(Problem problem, Random& random) {
     }
     if (above < 0 ? !outward.given_up() : found && outward.given_up()) fail("peak outward", "given up wrongly, or not given up");
     if (!found) continue;
-    ++counts.halved;
+    ++counts["halved"];
     const int64_t arena = judge.plan("peak outward", outward.offsets());
     const Piece near = outward.near();
-    if (near.start > 0 || near.end < jobs.instants - 1) ++counts.far;
+    if (near.start > 0 || near.end < jobs.instants - 1) ++counts["with jobs far from the peak"];
     for (int32_t j = 0; j < jobs.count(); ++j)
       if (jobs.pieces[j].start < near.end && jobs.pieces[j].end > near.start && outward.offsets()[j] + jobs.size[j] > peak + above)
         fail("peak outward", "above the goal near the peak");
@@ -563,7 +381,7 @@ void search(const Problem& problem, Random& random, Judge& judge) {
     const int64_t before = search.arena();
     const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
     if (better != (search.arena() < before)) fail("search", "reported an improvement wrongly");
-    if (better) ++counts.improved;
+    if (better) ++counts["improved"];
     if (judge.plan("search", search.offsets()) != search.arena()) fail("search", "a wrong arena");
   }
 }
@@ -589,18 +407,18 @@ void decide(const char* kernel, const Problem& problem, uint32_t every, bool tak
     search.emplace(problem.jobs, capacity, random.next(), rules);
   } catch (const std::invalid_argument&) {
     if (takes && judge.smallest() < kMost / 4) fail(kernel, "refused supported jobs");
-    ++counts.refused;
+    ++counts["refused"];
     return;
   }
   if (!takes) fail(kernel, "accepted unsupported jobs");
   for (int32_t k = 0; k < 8 && search->state() == Complete::State::open; ++k) search->advance(1 + random.below(40000));
   if (search->found()) {
-    ++counts.found;
+    ++counts["found"];
     if (judge.plan(kernel, search->offsets()) > capacity) fail(kernel, "above the capacity");
   } else if (search->infeasible()) {
     judge.refuted(kernel, capacity);
   } else {
-    ++counts.open;
+    ++counts["open"];
   }
 }
 
@@ -609,9 +427,7 @@ void complete(const Problem& problem, Random& random, Judge& judge) {
   decide<packing::PairwiseSearch>("pairwise search", problem, packing::every_pair_rule, bytes(problem.jobs) <= 0x1p61, random, judge);
 }
 
-void run(uint64_t seed, bool spoil) {
-  seed_now = seed;
-  Random random(seed * 0x9e3779b97f4a7c15ULL);
+void run(Random& random, bool spoil) {
   Problem problem = any_problem(random);
   fixed_conflict(problem);
   Judge judge(problem, spoil);
@@ -623,11 +439,6 @@ void run(uint64_t seed, bool spoil) {
   search(problem, random, judge);
   repair_plan<packing::LocalRepair>("repair", problem, random, judge);
   repair_plan<packing::WindowRepair>("window repair", problem, random, judge);
-  interval_sums(problem, random);
-  longest_with_room(problem, random);
-  window_edges(random);
-  instants(random);
-  undone_skyline(random);
   peak_outward(problem, random);
   if (random.below(4) == 0) peak_outward(long_problem(random), random);
   stacks(problem, random, judge);
@@ -637,15 +448,7 @@ void run(uint64_t seed, bool spoil) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
-  const uint64_t first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
-  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
-  for (uint64_t seed = first; seed < first + seeds; ++seed) run(seed, spoil);
-  const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
-  std::printf("{");
-  print("jobs", counts.jobs), print("clashes", counts.clashes), print("plans", counts.plans);
-  print("given up", counts.given_up), print("improved", counts.improved), print("repaired", counts.repaired), print("found", counts.found);
-  print("refuted", counts.refuted), print("open", counts.open), print("refused", counts.refused);
-  print("left out", counts.left_out), print("halved", counts.halved), print("with jobs far from the peak", counts.far), print("chosen", counts.chosen);
-  std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
+  return seeded::main_of(argc, argv, run,
+                         {"jobs", "clashes", "plans", "given up", "improved", "repaired", "found", "refuted", "open",
+                          "refused", "left out", "halved", "with jobs far from the peak"});
 }

@@ -1,11 +1,6 @@
 // Random events through the simulated allocators of solvers/native/simulators; what comes out is looked at block by block.
 //
-// Usage: simulators FIRST_SEED SEEDS [spoil]     one JSON object of what was done, or the first failure
-//
-// With `spoil`, the last buffer of each seed is told to be where the one before it is, which must be noticed.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+// With `spoil`, the last buffer of each seed is told to be where the one before it is.
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,27 +11,19 @@
 #include "simulators/pytorch_expandable.hpp"
 #include "simulators/rmm_arena.hpp"
 #include "simulators/rmm_pool.hpp"
+#include "seeded.hpp"
 
 namespace {
 
 using namespace simulators;
 using packing::Random;
+using seeded::counts;
 
 constexpr int64_t kMib = 1 << 20;
 
-struct Counts {
-  unsigned long long allocs = 0, frees = 0, failed = 0, given_back = 0, in_parts = 0, adopted = 0, answered = 0,
-                     learned = 0;
-} counts;
-
-uint64_t seed_now = 0;
 const char* name_now = "";
 
-[[noreturn]] void fail(const char* what) {
-  std::fprintf(stderr, "FAILED: seed %llu: %s: %s\n", static_cast<unsigned long long>(seed_now), name_now, what);
-  std::fflush(stderr);
-  std::_Exit(1);
-}
+[[noreturn]] void fail(const char* what) { seeded::fail(name_now, what); }
 
 // Sizes around what allocators decide by, of any magnitude, and more than any device has.
 int64_t any_size(Random& random) {
@@ -152,7 +139,7 @@ class Judge {
     for (const Segment& segment : device.segments()) {
       if (segment.start == segment.end) continue;
       from_[segment.start].push_back(segment);
-      if (segment.end >= 0) until_[segment.end].push_back(segment), ++counts.given_back;
+      if (segment.end >= 0) until_[segment.end].push_back(segment), ++counts["given back"];
     }
   }
 
@@ -239,11 +226,11 @@ void spoil_last(const History& events, Course& course) {
 void judge(const History& events, Course course, const Device& device, int64_t first, bool spoil) {
   if (spoil) spoil_last(events, course);
   for (int64_t i = 0; i < events.count(); ++i) {
-    if (events.kind[i] == 0) ++(course.address[i] < 0 && events.size[i] > 0 ? counts.failed : counts.allocs);
-    if (events.kind[i] == 1) ++counts.frees;
+    if (events.kind[i] == 0) ++counts[course.address[i] < 0 && events.size[i] > 0 ? "failed" : "allocs"];
+    if (events.kind[i] == 1) ++counts["frees"];
   }
   std::map<int64_t, int64_t> parts;
-  for (const Segment& segment : device.segments()) counts.in_parts += ++parts[segment.region] == 2;
+  for (const Segment& segment : device.segments()) counts["in parts"] += ++parts[segment.region] == 2;
   Judge(events, course, device).look(first, device.limit());
 }
 
@@ -299,11 +286,11 @@ void adopted(Random& random, bool spoil) {
       handles.push_back(made[b]);
       addresses.push_back(blocks[b].address);
       events.add(0, events.count(), blocks[b].size, 1, blocks[b].address);
-      ++counts.adopted;
+      ++counts["adopted"];
     }
     top += size;
   }
-  for (int32_t k = random.below(20); k > 0; --k, ++counts.answered)
+  for (int32_t k = random.below(20); k > 0; --k, ++counts["answered"])
     device.answer((1 + random.below(12)) * 2 * kMib, random.below(340) * kMib + random.below(2) * 512);
   const int64_t first = events.count();
   add_random(events, alive, random);
@@ -314,27 +301,20 @@ void adopted(Random& random, bool spoil) {
   }
   run(learner, events.view(), handles);
   for (const auto& [handle, end] : learner.learned())
-    if (++counts.learned, handle < 0 || end > floor) fail("learned what cannot be");
+    if (++counts["learned"], handle < 0 || end > floor) fail("learned what cannot be");
   Course course = run(allocator, events.view(), handles);
   for (size_t k = 0; k < alive.size(); ++k) course.address[alive[k]] = addresses[k];
   judge(events, course, device, first, spoil);
 }
 
+void run_all(Random& random, bool spoil) {
+  for (const Maker& maker : makers) through(maker, random, spoil);
+  adopted(random, spoil);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
-  const uint64_t first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
-  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
-  for (seed_now = first; seed_now < first + seeds; ++seed_now) {
-    Random random(seed_now * 0x9e3779b97f4a7c15ULL);
-    for (const Maker& maker : makers) through(maker, random, spoil);
-    adopted(random, spoil);
-  }
-  const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
-  std::printf("{");
-  print("allocs", counts.allocs), print("frees", counts.frees), print("failed", counts.failed);
-  print("given back", counts.given_back), print("in parts", counts.in_parts), print("adopted", counts.adopted);
-  print("answered", counts.answered), print("learned", counts.learned);
-  std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
+  return seeded::main_of(argc, argv, run_all,
+                         {"allocs", "frees", "failed", "given back", "in parts", "adopted", "answered", "learned"});
 }

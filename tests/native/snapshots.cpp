@@ -1,9 +1,7 @@
 // Random memory snapshots through the reader of traces/native: right ones, damaged ones, and opcodes in any order.
 //
-// Usage: snapshots FIRST_SEED SEEDS [spoil]     one JSON object of what was done, or the first failure
-//
 // A right one must give as many rows as were written, and whatever is read must be a trace. With `spoil`, one row more
-// is expected of right ones, which must be noticed.
+// is expected of right ones.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,25 +12,15 @@
 #include "joined_rows.hpp"
 #include "memory_snapshot.hpp"
 #include "pickle.hpp"
-#include "packing/random.hpp"
+#include "seeded.hpp"
 
 namespace {
 
 using packing::Random;
+using seeded::counts;
 using namespace traces;
 
-struct Counts {
-  unsigned long long right = 0, rows = 0, skipped = 0, damaged = 0, truncated = 0, opcode = 0, impossible = 0,
-                     no_snapshot = 0, begun = 0, read_though_damaged = 0;
-} counts;
-
-uint64_t seed_now = 0;
-
-[[noreturn]] void fail(const char* what) {
-  std::fprintf(stderr, "FAILED: seed %llu: %s\n", static_cast<unsigned long long>(seed_now), what);
-  std::fflush(stderr);
-  std::_Exit(1);
-}
+[[noreturn]] void fail(const char* what) { seeded::fail("snapshots", what); }
 
 // A pickle as it is written, in one of the ways in which that may be done.
 class Writer {
@@ -224,7 +212,7 @@ int64_t read(const std::string& file, Random& random, bool lenient) {
     } catch (const Refused&) {
       if (!lenient || !pickle.truncated()) throw;
       root = pickle.begun();
-      ++counts.begun;
+      ++counts["begun"];
     }
     if (!records.has_shape(root, Records::kDict)) throw Refused("not a snapshot");
     const Fields fields = records.fields(root);
@@ -234,27 +222,25 @@ int64_t read(const std::string& file, Random& random, bool lenient) {
     records.forget();
     const Columns columns = JoinedRows(snapshot.devices, records.texts, [] {}).join();
     check(columns);
-    for (const auto& [kind, count] : snapshot.skipped) counts.skipped += static_cast<unsigned long long>(count);
+    for (const auto& [kind, count] : snapshot.skipped) counts["skipped"] += static_cast<unsigned long long>(count);
     return static_cast<int64_t>(columns.kind.size());
   } catch (const Refused& refused) {
     const std::string reason = refused.what();
     const auto says = [&](const char* what) { return reason.find(what) != std::string::npos; };
-    ++(says("truncated") ? counts.truncated : says("damaged") ? counts.damaged : says("opcode") ? counts.opcode
-       : says("device ") || says("segment ") ? counts.impossible : counts.no_snapshot);
+    ++counts[says("truncated") ? "truncated" : says("damaged") ? "damaged" : says("opcode") ? "opcode"
+             : says("device ") || says("segment ") ? "impossible" : "no snapshot"];
     return -1;
   }
 }
 
-void run(uint64_t seed, bool spoil) {
-  seed_now = seed;
-  Random random(seed * 0x9e3779b97f4a7c15ULL);
+void run(Random& random, bool spoil) {
   Snapshots snapshots(random);
   Written written = snapshots.any();
   const int64_t rows = read(written.bytes, random, true);
   if (rows != static_cast<int64_t>(written.rows) + (spoil ? 1 : 0)) fail("not as many rows as were written");
   if ((read(written.bytes, random, false) == -1) != snapshots.faulty_) fail("a fault was not told, or none was");
-  ++counts.right;
-  counts.rows += written.rows;
+  ++counts["right"];
+  counts["rows"] += written.rows;
   for (int32_t k = 0; k < 10; ++k) {
     std::string damaged = written.bytes;
     for (int32_t n = 1 + random.below(4); n > 0; --n) {
@@ -262,7 +248,7 @@ void run(uint64_t seed, bool spoil) {
       damaged[at] = random.below(2) == 0 ? static_cast<char>(random.below(256)) : damaged[at / 2];
     }
     if (random.below(3) == 0) damaged.resize(static_cast<size_t>(random.below(static_cast<int32_t>(damaged.size()))));
-    if (read(damaged, random, random.below(2) == 0) >= 0) ++counts.read_though_damaged;
+    if (read(damaged, random, random.below(2) == 0) >= 0) ++counts["read though damaged"];
     read(soup(random), random, random.below(2) == 0);
   }
 }
@@ -270,15 +256,7 @@ void run(uint64_t seed, bool spoil) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
-  const uint64_t first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
-  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
-  for (uint64_t seed = first; seed < first + seeds; ++seed) run(seed, spoil);
-  const auto print = [](const char* name, unsigned long long value) { std::printf("\"%s\": %llu, ", name, value); };
-  std::printf("{");
-  print("right", counts.right), print("rows", counts.rows), print("skipped", counts.skipped);
-  print("damaged", counts.damaged), print("truncated", counts.truncated), print("opcode", counts.opcode);
-  print("impossible", counts.impossible), print("no snapshot", counts.no_snapshot), print("begun", counts.begun);
-  print("read though damaged", counts.read_though_damaged);
-  std::printf("\"seeds\": %llu}\n", static_cast<unsigned long long>(seeds));
+  return seeded::main_of(argc, argv, run,
+                         {"right", "rows", "skipped", "damaged", "truncated", "opcode", "impossible", "no snapshot",
+                          "begun", "read though damaged"});
 }

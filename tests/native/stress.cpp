@@ -40,7 +40,7 @@ struct Setting {
   unsigned strays = 2;  // percent of allocations that are not the program's
   unsigned threads = 0;
   std::shared_ptr<Pool> pool;
-  WatchedDevice* device = nullptr;
+  std::size_t alignment = 0;
   SimulatedDevice* simulated = nullptr;
   std::vector<std::unique_ptr<Client>> clients;
   std::vector<Program> programs;
@@ -156,8 +156,7 @@ class Worker {
     return buffer;
   }
   void accept(const Buffer& buffer) {
-    if (buffer.address % s_.device->traits().alignment != 0) fail("misaligned", buffer.address, buffer.bytes);
-    s_.device->begin_use(buffer.address, buffer.bytes, buffer.stream);
+    if (buffer.address % s_.alignment != 0) fail("misaligned", buffer.address, buffer.bytes);
     if (!s_.child) s_.ledger.insert(buffer.address, buffer.bytes);
   }
 
@@ -165,7 +164,6 @@ class Worker {
     verify(buffer);
     if (client_.free(buffer.address + 1, buffer.stream)) fail("an address within a buffer is freed", buffer.address, buffer.bytes);
     const Stream last = chance(random_, 90) ? buffer.stream : static_cast<Stream>(below(random_, kStreams));
-    s_.device->used(buffer.address, buffer.bytes, last);
     if (!s_.child) s_.ledger.erase(buffer.address);
     if (!client_.free(buffer.address, last)) fail("a live buffer is not freed", buffer.address, buffer.bytes);
     buffer.address = 0;
@@ -176,7 +174,6 @@ class Worker {
     verify(buffer);
     const bool gently = chance(random_, 50);  // which may be done in place
     const std::size_t bytes = std::max<std::size_t>(1, gently ? below(random_, 2 * buffer.bytes) : any_size(random_));
-    s_.device->used(buffer.address, buffer.bytes, buffer.stream);
     if (!s_.child) s_.ledger.erase(buffer.address);
     bool foreign = true;
     const Address moved = client_.reallocate(buffer.address, bytes, buffer.stream, &foreign);
@@ -231,7 +228,7 @@ class Worker {
 };
 
 std::unique_ptr<Pattern> any_plan(Setting& s, Client& client, Random& random, bool cyclic) {
-  return any_pattern(s.programs, client, s.device->traits().alignment, chance(random, 40), random, cyclic);
+  return any_pattern(s.programs, client, s.alignment, chance(random, 40), random, cyclic);
 }
 
 // Plans come and go, memory becomes scarce, somebody looks, all while the workers go on.
@@ -287,7 +284,6 @@ void fork_once(Setting& s, Worker& worker) {
   if (pid == 0) {
     alarm(240);
     s.child = true;
-    s.device->look_away();
     std::uint64_t before = 0, after = 0;
     for (const auto& client : s.clients) before += client->stats().outcomes[0];
     worker.verify_kept();
@@ -318,7 +314,9 @@ void check_books(Setting& s) {
   if (blocks != s.ledger.count() || lying != s.pool->live_blocks()) fail("the count of buffers is wrong", 0, blocks);
   if (live < requested || reserved < live) fail("requested <= live <= reserved does not hold", 0, live);
   check_returnable(s.pool->segments(), s.pool->source().traits().page);
-  if (reserved != s.device->committed()) fail("reserved bytes are not what the device has committed", 0, reserved);
+  if (s.simulated != nullptr && reserved != s.simulated->counts().committed) {
+    fail("reserved bytes are not what the device has committed", 0, reserved);
+  }
 }
 
 void run_round(Setting& s, std::uint64_t seed, bool forks, std::vector<std::unique_ptr<Worker>>& workers) {
@@ -355,8 +353,10 @@ void check_empty(Setting& s) {
   do s.pool->trim();
   while (s.pool->uses().waiting() != 0);
   s.pool->release_arena();
-  if (s.device->committed() != 0) fail("memory is left although everything was given back", 0, s.device->committed());
-  if (s.simulated != nullptr && s.simulated->counts().errors != 0) fail("calls that the device refused as wrong", 0, 0);
+  if (s.simulated == nullptr) return;
+  const std::size_t committed = s.simulated->counts().committed;
+  if (committed != 0) fail("memory is left although everything was given back", 0, committed);
+  if (s.simulated->counts().errors != 0) fail("calls that the device refused as wrong", 0, 0);
 }
 
 std::unique_ptr<Device> any_device(Setting& s, const std::string& name, Random& random) {
@@ -387,8 +387,8 @@ int main(int argc, char** argv) {
   s.marks = chance(random, 50);
   s.strays = chance(random, 50) ? 2 : 0;
   s.threads = static_cast<unsigned>(std::atoi(argv[4]));
-  auto device = std::make_unique<WatchedDevice>(any_device(s, name, random), std::size_t{256} << 10);
-  s.device = device.get();
+  auto device = any_device(s, name, random);
+  s.alignment = device->traits().alignment;
   s.pool = std::make_shared<Pool>(std::move(device), PoolOptions{512, ~std::size_t{0}, 4096});
   const std::uint64_t clients = 1 + below(random, 2);
   for (unsigned i = 0; i < clients; ++i) s.clients.push_back(std::make_unique<Client>(s.pool, "stress"));

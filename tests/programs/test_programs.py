@@ -55,18 +55,13 @@ class Ran:
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("programs")
     first = run(sys.executable, request.param)
-    assert run(sys.executable, request.param) == first, "not reproducible even without a pool"
     options = ("--quiet", "--record", folder / "trace", "--json", folder / "report.json")
     assert run(MEMPOOL, "run", *options, request.param) == first
     return Ran(request.param, first, folder)
 
 
 def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) -> None:
-    """Bit for bit what plain Python prints; without marks, 999 of 1000 allocations hit.
-
-    In the steady state: how often an earlier plan misses, before the loop around the iterations
-    is known as well, is a matter of how soon the planner gets a turn on this machine.
-    """
+    """Bit for bit what plain Python prints; without marks, 999 of 1000 allocations hit."""
     report = reported(ran.folder / "report.json")
     assert report["state"] == "replaying"
     assert report["latest_plan_misses"] < 0.001 * report["hits"], report["misses_by_reason"]
@@ -77,7 +72,6 @@ def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) ->
 
 
 def test_reserved_memory_is_the_peak_load_and_persistent_bytes(ran: Ran) -> None:
-    """Within two percent, as an observer finds it in the second half of the run."""
     samples_file = ran.folder / "samples.json"
     printed = run(MEMPOOL, "run", "--quiet", "observe.py", samples_file, ran.program)
     assert printed == ran.printed

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -144,24 +144,6 @@ def test_zero_time_ends_after_at_most_a_single_order(solver: str, stop: Stop) ->
     plan = solve(buffers, solver=solver, stop=stop)
     holds(plan, buffers)
     assert plan.stopped_by == "time"
-
-
-def test_limit_ends_the_construction_of_an_exact_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is polled every few hundred jobs, and no search begins."""
-    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
-    made = list[str]()
-    original = cp_model.CpModel.new_fixed_size_interval_var
-
-    def counted(self: Any, start: Any, size: Any, name: str) -> Any:
-        made.append(name)
-        return original(self, start, size, name)
-
-    monkeypatch.setattr(cp_model.CpModel, "new_fixed_size_interval_var", counted)
-    buffers = padded(flat(3000, 1, mean_live=100))
-    plan = solve(buffers, solver="exact", stop=Stop(interrupt=lambda: len(made) > 600))
-    check(plan, buffers)
-    assert plan.stopped_by == "interrupt"
-    assert 600 < len(made) <= 1100
 
 
 @pytest.mark.parametrize("limit", ["seconds", "nodes", "target_bytes"])

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers import SOLVERS, check, solve
-from solvers.packing.registry import BASELINES
+from solvers import solve
 from traces.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -110,20 +109,6 @@ def test_each_buffer_lies_at_the_offset_of_the_baselines_rule(
     assert plan.offset[:, 0].tolist() == [offset[i] for i in range(len(buffers))]
 
 
-@given(on_a_line(plain=True))
-def test_best_fit_in_time_equals_an_online_allocator(buffers: Buffers) -> None:
-    plan = solve(buffers, solver="best_fit_in_time")
-    assert plan.offset is not None
-    blocks: dict[int, tuple[int, int]] = {}
-    for now in range(int(buffers.end.max())):
-        for i in np.flatnonzero(buffers.end == now):
-            del blocks[int(i)]
-        for i in np.flatnonzero(buffers.start == now):
-            low = smallest(list(blocks.values()), int(buffers.size[i]), int(buffers.alignment[i]))
-            assert plan.offset[i, 0] == low
-            blocks[int(i)] = low, low + int(buffers.size[i])
-
-
 @pytest.mark.parametrize("key", ["lifetime", "size", "area"])
 @given(buffers=on_a_line(plain=True))
 def test_lowest_valley_gets_the_first_buffer_within(key: str, buffers: Buffers) -> None:
@@ -151,25 +136,3 @@ def test_lowest_valley_gets_the_first_buffer_within(key: str, buffers: Buffers) 
         at = -(-height[low] // int(buffers.alignment[chosen])) * int(buffers.alignment[chosen])
         assert plan.offset[chosen, 0] == at
         height |= dict.fromkeys(range(start[chosen], buffers.end[chosen]), at + int(buffers.size[chosen]))
-
-
-def test_baselines_differ_in_known_cases() -> None:
-    """TensorFlow Lite's for buffers alive throughout, SINGA's for the gap below all others."""
-    buffers = Buffers.of([0, 0, 1, 3], [4, 1, 3, 4], [1, 4, 5, 3])
-    placed = {name: solve(buffers, solver=name).offset for name in ("best_fit", "greedy_by_size")}
-    assert placed["best_fit"] is not None
-    assert placed["greedy_by_size"] is not None
-    assert (placed["best_fit"][0, 0], placed["greedy_by_size"][0, 0]) == (5, 0)
-    below = Buffers.of([0, 0, 2, 2, 0], [2, 2, 4, 4, 4], [8, 7, 6, 5, 4], offset=[4, 12, 4, 10, -1])
-    apart = Buffers.of([0, 0, 0], [1, 1, 1], [3, 3, 3], offset=[4, 9, -1])
-    for buffers, best, inner in ((below, 0, 0), (apart, 0, 12)):
-        for name, offset in (("best_fit", best), ("smartpool", inner)):
-            plan = solve(buffers, solver=name)
-            check(plan, buffers)
-            assert plan.offset is not None
-            assert plan.offset[-1, 0] == offset
-
-
-def test_baselines_have_names_of_their_own_beside_the_solvers() -> None:
-    assert set(SOLVERS) == {"auto", "search", "greedy", "exact", *BASELINES}
-    assert len(SOLVERS) == 4 + len(BASELINES)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing, padded
 
-from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, peak_load, solve
+from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, solve
 from solvers.packing import task as task_module
 from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
-from solvers.packing.portfolio import Portfolio, pack_peak_outward, repair_and_pair, repair_and_search
+from solvers.packing.portfolio import Portfolio, repair_and_pair, repair_and_search
 from solvers.packing.progress import Budget
 from solvers.packing.task import Task, run_aside
 from traces.buffers import Buffers
@@ -52,33 +52,6 @@ def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
     return Buffers.of(start, end, column(1, 9), alignment=alignment, period=period)
 
 
-@settings(deadline=None)
-@given(taking(), st.integers(-3, 10))
-def test_max_load_first_makes_a_valid_plan_for_any_goal(buffers: Buffers, above: int) -> None:
-    jobs = jobs_of(buffers)
-    goal = jobs.lower_bound + above
-    order = np.arange(len(jobs), dtype=np.int32)
-    check(plan_of(buffers, _core.pack_max_load_first(jobs.native(), order, goal, _core.Cancel())), buffers)
-
-
-@settings(deadline=None)
-@given(taking(30), st.integers(0, 2**32), st.integers(-3, 10))
-def test_window_repair_makes_a_valid_plan_of_at_most_the_former_height(
-    buffers: Buffers, seed: int, above: int
-) -> None:
-    """Circles included, where buffers across the cut stay; the same seed gives the same plan."""
-    jobs = jobs_of(buffers)
-    offsets = _core.pack_in_order(jobs.native(), np.arange(len(jobs), dtype=np.int32), _core.Cancel())
-    works = [_core.WindowRepair(jobs.native(), offsets, seed) for _ in range(2)]
-    before, target = works[0].arena, max(jobs.lower_bound + above, 0)
-    better = [work.advance(200_000, target) for work in works]
-    assert better[0] == better[1] == (works[0].arena < before)
-    np.testing.assert_array_equal(works[0].offsets, works[1].offsets)
-    plan = plan_of(buffers, works[0].offsets)
-    check(plan, buffers)
-    assert lower_bound(buffers) <= plan.arena_bytes == works[0].arena <= before
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
     """Flat random work, with buffers that stay at either end: the case for backtracking."""
@@ -90,84 +63,6 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
     work.advance(200_000_000, jobs.lower_bound)
     check(plan_of(buffers, work.offsets), buffers)
     assert work.arena <= int((alive + jobs.size).max())
-
-
-@pytest.mark.parametrize("kernel", ["pack_in_order", "pack_max_load_first"])
-def test_cancelled_kernel_returns_no_offsets(kernel: str) -> None:
-    jobs = jobs_of(problem_classes.flat(100, 0))
-    order = np.arange(len(jobs), dtype=np.int32)
-    cancel = _core.Cancel()
-    goal = () if kernel == "pack_in_order" else (jobs.lower_bound,)
-    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == len(jobs)
-    cancel.cancel()
-    assert len(getattr(_core, kernel)(jobs.native(), order, *goal, cancel)) == 0
-
-
-def with_gaps(n: int, seed: int) -> Buffers:
-    """Flat random buffers, each with a gap."""
-    flat = problem_classes.flat(n, seed, mean_live=20)
-    gaps = [(k, int(start) + 1, int(start) + 2) for k, start in enumerate(flat.start)]
-    return Buffers.of(flat.start, flat.end + 3, flat.size, gaps=gaps)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_skyline_of_gapped_buffers_equals_first_fit(seed: int) -> None:
-    """Orders: by start, in which ended buffers are forgotten, and the reverse."""
-    jobs = jobs_of(with_gaps(500, seed)).native()
-    backwards = jobs.start_order[::-1].copy()
-    for order in (jobs.start_order, backwards):
-        packer = _core.FitPacker(jobs)
-        packer.begin(order)
-        assert packer.advance(10**9)
-        np.testing.assert_array_equal(_core.pack_in_order(jobs, order, _core.Cancel()), packer.offsets)
-
-
-def test_cancelled_skyline_of_gapped_buffers_returns_no_offsets() -> None:
-    jobs, cancel = jobs_of(with_gaps(100, 0)).native(), _core.Cancel()
-    cancel.cancel()
-    assert len(_core.pack_in_order(jobs, jobs.start_order, cancel)) == 0
-
-
-@settings(deadline=None, max_examples=50)
-@given(taking(30, circle=False), st.integers(0, 3))
-def test_each_repair_is_a_valid_and_lower_plan(buffers: Buffers, seed: int) -> None:
-    """The repair begins with a stack of all buffers."""
-    jobs = jobs_of(buffers)
-    tops = np.cumsum(buffers.size + buffers.alignment)
-    begin = (tops - buffers.size) // buffers.alignment * buffers.alignment
-    repair = _core.LocalRepair(jobs.native(), begin, seed)
-    assert repair.arena == int((begin + buffers.size).max())
-    arenas = [repair.arena]
-    while repair.work < 3_000_000 and repair.arena > jobs.lower_bound:
-        if repair.advance(1_000_000, jobs.lower_bound):
-            check(plan_of(buffers, repair.offsets), buffers)
-            arenas.append(repair.arena)
-            assert repair.arena == int((repair.offsets + buffers.size).max())
-    assert all(after < before for before, after in itertools.pairwise(arenas))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_repair_alone_comes_within_five_percent_of_the_load(seed: int) -> None:
-    """The repair begins with a stack of all buffers, the lowest of which has a fixed offset."""
-    offset = np.full(200, -1)
-    offset[0] = 0
-    buffers = dataclasses.replace(hard(), offset=offset)
-    begin = np.cumsum(buffers.size) - buffers.size
-    jobs = jobs_of(buffers)
-    repair = _core.LocalRepair(jobs.native(), begin, seed)
-    while repair.work < 100_000_000 and repair.arena > 1.05 * jobs.lower_bound:
-        repair.advance(1_000_000, jobs.lower_bound)
-    check(plan_of(buffers, repair.offsets), buffers)
-    assert repair.arena <= 1.05 * jobs.lower_bound
-
-
-def test_repair_keeps_fixed_offsets() -> None:
-    buffers = Buffers.of([0, 0, 5], [9, 9, 9], [4, 4, 4], offset=[8, -1, -1])
-    repair = _core.LocalRepair(jobs_of(buffers).native(), np.array([8, 4, 16]), 0)
-    while repair.work < 1_000_000 and repair.arena > 12:
-        repair.advance(100_000, 12)
-    check(plan_of(buffers, repair.offsets), buffers)
-    assert (repair.arena, repair.offsets[0]) == (12, 8)
 
 
 def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
@@ -189,6 +84,15 @@ def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
     for _ in range(10):
         assert not repair.advance(1_000_000, high + 2 + 8 * 2**30)
     check(plan_of(buffers, repair.offsets), buffers)
+
+
+def test_cancelled_kernels_return_no_offsets() -> None:
+    jobs = jobs_of(problem_classes.scattered(100, 0))
+    native, order, cancel = jobs.native(), np.arange(100, dtype=np.int32), _core.Cancel()
+    cancel.cancel()
+    assert len(_core.pack_in_order(native, order, cancel)) == 0
+    assert len(_core.pack_max_load_first(native, order, jobs.lower_bound, cancel)) == 0
+    assert len(_core.pack_peak_first(native, cancel)) == 0
 
 
 def least_stack(buffers: Buffers) -> int:
@@ -217,17 +121,6 @@ def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: 
         offset[0] = 3 * buffers.alignment[0]
     meeting = Buffers.of([0] * n, [1] * n, buffers.size, alignment=buffers.alignment, offset=offset)
     assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
-
-
-@settings(deadline=None, max_examples=60)
-@given(taking(7))
-def test_no_plan_is_below_the_bound_of_stacks(buffers: Buffers) -> None:
-    plan = solve(
-        buffers, solver="exact" if len(buffers) < 4 else "auto", columns=1, stop=Stop(nodes=3_000_000)
-    )
-    bound = _core.stack_bound(jobs_of(buffers).native(), 1_000_000)
-    assert bound <= plan.arena_bytes
-    assert bound >= peak_load(buffers)
 
 
 def test_three_arcs_around_a_circle_are_stacked_and_proved_optimal() -> None:
@@ -423,27 +316,6 @@ def test_portfolio_results_become_the_offsets_of_the_task() -> None:
     check(plan_of(buffers, task.offsets), buffers)
 
 
-def test_portfolio_packs_peak_outward_and_then_repairs() -> None:
-    """The second instance has an unreachable target, so that the peak-outward search gives up."""
-    for buffers, enough in (
-        (problem_classes.scattered(1_000, 4), 1.0),
-        (problem_classes.flat(3_000, 0), 0.5),
-    ):
-        task = Task(jobs_of(buffers), Budget(Stop()))
-        task.offer(np.cumsum(buffers.size) - buffers.size, int(buffers.size.sum()))
-        task.target = int(task.lower_bound * enough)
-        portfolio = Portfolio(task, [pack_peak_outward])
-        try:
-            while task.arena > 1.05 * task.lower_bound:
-                portfolio.share(task)
-        finally:
-            portfolio.end(wait=False)
-        assert_no_packing_thread()
-        assert task.budget.nodes > 0
-        assert task.offsets is not None
-        check(plan_of(buffers, task.offsets), buffers)
-
-
 @pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
 def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
     task = Task(jobs_of(crossing()), Budget(Stop()))
@@ -455,16 +327,6 @@ def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
     finally:
         portfolio.end()
     assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
-
-
-def test_node_budget_on_a_single_thread_makes_the_same_plan_again() -> None:
-    buffers, stop = hard(), Stop(nodes=2_000_000)
-    one, other = solve(buffers, stop=stop), solve(buffers, stop=stop)
-    assert one.offset is not None
-    assert other.offset is not None
-    assert (one.offset == other.offset).all()
-    with pytest.raises(ValueError, match="0 threads"):
-        solve(buffers, threads=0)
 
 
 @settings(deadline=None, max_examples=50)

@@ -120,12 +120,6 @@ def test_table_in_need_of_a_copy_is_refused(table: NDArray[np.int64]) -> None:
         _core.write_offsets(table, np.arange(2), np.arange(1), np.ones(1, np.int64))
 
 
-def test_no_jobs_have_no_offsets() -> None:
-    none = np.zeros(0, np.int64)
-    jobs = _core.Jobs(none, none, none, none, none, none)
-    assert len(_core.pack_in_order(jobs, none.astype(np.int32), _core.Cancel())) == 0
-
-
 @pytest.mark.parametrize("alignment", [1, 2**62])
 def test_absurdly_many_bytes_are_refused(alignment: int) -> None:
     """The sum of a size and an alignment beyond 64 bits is refused too."""

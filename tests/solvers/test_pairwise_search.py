@@ -116,18 +116,6 @@ def test_pair_search_with_any_rules_finds_a_plan_where_brute_force_does(
                 assert holds(jobs, done.offsets.tolist(), capacity), rules
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.from_type(Buffers), st.integers(0, 3))
-def test_pair_search_plans_are_valid_for_every_class_of_buffers(buffers: Buffers, seed: int) -> None:
-    jobs = jobs_of(buffers.unrolled(buffers.max_instances))
-    done = pairs(jobs, 100, seed)
-    assert done.advance(UNLIMITED)
-    if done.found:
-        assert holds(jobs, done.offsets.tolist(), 100)
-    else:
-        assert (jobs.fixed >= 0).sum() > 1  # they contradict each other
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_pair_search_agrees_with_the_exact_model_on_circles(seed: int) -> None:
     pytest.importorskip("ortools")

@@ -30,11 +30,13 @@ def stored(folder: Path) -> Path:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(buffers=st.from_type(Buffers), named=st.booleans())
-def test_plan_and_its_buffers_round_trip(tmp_path: Path, buffers: Buffers, named: bool) -> None:
+@given(buffers=st.from_type(Buffers), named=st.booleans(), capacity=st.sampled_from([None, (9, 12)]))
+def test_plan_and_its_buffers_round_trip(
+    tmp_path: Path, buffers: Buffers, named: bool, capacity: tuple[int, ...] | None
+) -> None:
     if named:
         buffers = dataclasses.replace(buffers, ids=tuple(f"b{i}" for i in range(len(buffers))))
-    plan = solve(buffers, stop=Stop(nodes=0), solver="greedy")
+    plan = solve(buffers, stop=Stop(nodes=0), solver="greedy", capacity=capacity)
     path = tmp_path / "plan.parquet"
     if plan.offset is None:
         with pytest.raises(PlanError, match="no offsets to write"):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_rules import Rules, RuleSimulator, budget_of, tune
-from rewriting_graphs import chain, graphs, reverted
+from published_rules import Rules, RuleSimulator, tune
+from rewriting_graphs import graphs, reverted
 from rewriting_play import slow_play
 from rewriting_terms import contents_by_running
 
@@ -57,22 +55,3 @@ def test_tuned_rules_fit_the_budget_within_few_simulations(graph: Graph, part: f
     else:
         assert simulator.simulate(found.rules) == found.simulated
         apply_rewriting(graph, found.rewriting)
-
-
-@pytest.mark.parametrize("part", [0.9, 0.6, 0.3])
-def test_deep_chain_fits_into_part_of_its_memory(part: float) -> None:
-    found = tune(chain(200), (202 << 20) * part)
-    assert found.fits
-    assert found.rules is not None
-    assert 1 < found.rules.threshold < 400
-
-
-def test_budget_excludes_lasting_values_and_outside_memory() -> None:
-    assert budget_of(chain(4, size=100), 1000, outside_bytes=100) == pytest.approx(720)
-
-
-def test_value_on_the_host_takes_no_device_memory() -> None:
-    graph = chain(3, size=1).with_columns(lasting=np.zeros(7, bool))
-    on_host = graph.with_columns(host=np.arange(7) == 1)
-    device, host = (RuleSimulator(each).simulate(Rules(9)).peak_bytes for each in (graph, on_host))
-    assert host == device - 1

@@ -90,55 +90,12 @@ def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, pa
             alive.add(row)
 
 
-def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
-    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
-    half, quarter = MIB // 2, MIB // 4
-    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
-    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
-    truth = simulate(trace_of(steps), "pytorch")
-    assert len(truth.segments) == 2
-    judged = judge(recording_of(truth, 6, SHIFT))
-    assert judged.exact
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
     """Whichever blocks are free, every address is reproduced."""
     trace = random_trace(seed, 2500, largest=5 * MIB)
     large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == EventType.ALLOC) * MIB)
     assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
-
-
-def test_unsplit_remainder_belongs_to_its_buffer() -> None:
-    """An initial buffer of 11.5 MiB in a segment of 12 leaves nothing for another buffer."""
-    truth = simulate(trace_of([(0, 11 * MIB + MIB // 2, 0), (0, MIB // 2, 0), (1, 0, 0)]), "pytorch")
-    judged = judge(recording_of(truth, 1, SHIFT))
-    assert judged.exact
-    assert judged.simulation.live[0] == 12 * MIB
-
-
-def test_start_of_a_free_block_is_inferred_from_the_next_buffer() -> None:
-    """A later buffer lies higher up than the size of the buffer below explains.
-
-    The buffer below has an unsplit remainder.
-    """
-    steps = [(0, 4 * MIB, 0), (0, 4 * MIB, 0), (0, 2 * MIB, 0)]  # side by side in a segment of 20 MiB
-    steps += [(1, 0, 0), (0, 3 * MIB + MIB // 2, 0)]  # the first place again: the rest is not split off
-    steps += [(1, 0, 0), (0, 2 * MIB, 0)]  # the second place, of which 2 MiB stay free
-    truth = simulate(trace_of(steps), "pytorch")
-    assert truth.address[6] - truth.address[4] == 4 * MIB
-    judged = judge(recording_of(truth, 6, SHIFT))
-    assert judged.exact
-    assert judged.simulation.live[judged.begin - 1] == 6 * MIB
-
-
-def test_later_buffers_at_a_freed_address_do_not_enlarge_its_block() -> None:
-    """The later buffer lies slightly higher up, and proves nothing about the freed block."""
-    steps = [(0, 4 * MIB, 0), (1, 0, 0), (0, 4 * MIB + MIB // 2, 0), (0, 2 * MIB, 0)]
-    truth = simulate(trace_of(steps), "pytorch")
-    judged = judge(recording_of(truth, 1, SHIFT))
-    assert judged.exact
-    assert judged.simulation.live[judged.begin - 1] == 4 * MIB
 
 
 def test_recording_under_other_rules_is_judged_inexact() -> None:
@@ -229,20 +186,6 @@ def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
     judged = judge(trace)
     assert judged.begin == 6
     assert judged.simulation.live[-1] == 1024 + 512
-
-
-def test_initial_buffers_without_a_segment_are_left_out() -> None:
-    """Their frees are left out too."""
-    trace = Trace.of(
-        [EventType.ALLOC, EventType.RESERVE, EventType.ALLOC, EventType.FREE],
-        [0, -1, 1, 0],
-        [512, 2 * MIB, 512, 0],
-        address=[64 * MIB, 4 * MIB, 4 * MIB, -1],
-        metadata={"alive_before": "1"},
-    )
-    judged = judge(trace)
-    assert (judged.begin, judged.segments_alike, judged.addresses_alike) == (1, 1, 1)
-    assert judged.simulation.live.tolist() == [0, 0, 512, 512]
 
 
 def test_unjudgeable_traces_are_refused() -> None:

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from pytorch_model import MIB, Model
 from simulations import check_simulation, event_traces, random_trace, trace_of
 
-from solvers import _core
 from solvers.simulators import simulate
 from solvers.simulators.pytorch import PyTorch
 from traces.trace import EventType, Trace
-
-_DEVICE = 1 << 50
 
 
 def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[int]]:
@@ -103,57 +100,6 @@ def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]
     assert (simulation.live.tolist(), simulation.reserved.tolist()) == (live, reserved)
 
 
-@pytest.mark.parametrize(
-    ("size", "live", "segment"),
-    [
-        (1, 512, 2 * MIB),
-        (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (21 * MIB, 22 * MIB, 22 * MIB),
-    ],
-)
-def test_segments_are_as_documented(size: int, live: int, segment: int) -> None:
-    """2 MiB up to 1 MiB, 20 MiB below 10 MiB, else a multiple of 2 MiB; a rest of 1 MiB is not split off."""
-    simulation = simulate(trace_of([(0, size, 0)]), "pytorch")
-    assert simulation.segments.size.tolist() == [segment]
-    assert simulation.live.tolist() == [live]
-
-
-def test_requests_are_rounded_to_divisions_of_powers_of_two() -> None:
-    """1200 between 1024 and 2048 in four divisions is 1280, as in PyTorch's documentation."""
-    rules = PyTorch(roundup_power2_divisions=4).rules()
-    assert rules.rounded(1200 * MIB) == 1280 * MIB
-    assert rules.rounded(1200) == 1536, "up to 512 bytes a division requests are rounded as ever"
-    assert rules.rounded(1024 * MIB) == 1024 * MIB
-
-
-def test_streams_have_separate_segments() -> None:
-    """Even when memory of the other stream is free."""
-    simulation = simulate(trace_of([(0, 512, 0), (1, 0, 0), (0, 512, 1), (0, 512, 0)]), "pytorch")
-    assert len(simulation.segments) == 2
-    assert simulation.address[0] == simulation.address[3] != simulation.address[2]
-
-
-def test_cached_segments_are_returned_before_out_of_memory() -> None:
-    """A retry follows after wholly free segments are returned to the device."""
-    steps = [(0, 30 * MIB, 0), (1, 0, 0), (0, 40 * MIB, 0)]
-    simulation = simulate(trace_of(steps), "pytorch", limit_bytes=50 * MIB)
-    assert simulation.failed_at is None
-    assert simulation.segments.end.tolist() == [2, 3]
-    assert simulation.driver_calls == 3
-
-
-def test_expandable_segments_count_pages() -> None:
-    """45 MiB are three pages of 20 MiB, mapped at once; when memory runs out whole pages go back."""
-    steps = [(0, 45 * MIB, 0), (1, 0, 0), (0, 50 * MIB, 1)]
-    simulation = simulate(trace_of(steps), "pytorch_expandable", limit_bytes=80 * MIB)
-    assert simulation.reserved.tolist() == [60 * MIB, 60 * MIB, 60 * MIB]
-    assert simulation.driver_calls == 3 + 3 + 3
-
-
 def test_garbage_collection_threshold_needs_a_limit() -> None:
     """Without a limit the threshold is a fraction of nothing."""
     trace = random_trace(3, 600, largest=40 * MIB)
@@ -219,26 +165,7 @@ def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
         simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_split_size_mb", 128.5), ("roundup_power2_divisions", [2.0] * 16), ("large_segment_size_mb", "20")],
-)
-def test_sizes_are_whole_numbers(name: str, value: object) -> None:
-    """Other numbers, and text, are named."""
-    with pytest.raises(ValueError, match=name):
-        PyTorch(**{name: value})  # type: ignore[arg-type]
-
-
 def test_division_lists_need_sixteen_numbers() -> None:
     """One for each power of two from 1 MiB on."""
     with pytest.raises(ValueError, match="has 3 numbers, not 16"):
         PyTorch(roundup_power2_divisions=(1, 2, 4))
-
-
-def test_expandable_segments_work_without_a_device_limit() -> None:
-    """Many streams are simulated, each with separate addresses."""
-    trace = trace_of([(0, 3 * MIB, stream) for stream in range(200)])
-    simulation = simulate(trace, "pytorch_expandable")
-    assert simulation.failed_at is None
-    assert simulation.peak_reserved_bytes == 200 * 20 * MIB
-    assert _core.LARGEST_DEVICE > _DEVICE

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from simulations import check_simulation, event_traces
 
 from solvers.simulators import Simulation, simulate
-from solvers.simulators.recorded import recorded, recorded_segments
+from solvers.simulators.recorded import recorded
 from traces import EventType, Trace
 from traces.formats.snapshot import read_snapshot
 
@@ -72,20 +72,6 @@ def test_segment_released_in_its_middle_keeps_both_ends() -> None:
         [1024, 256, 1, 2, 0],
         [1280, 256, 1, 3, 0],
     ]
-
-
-def test_segments_are_reserved_and_unreleased_ranges() -> None:
-    """A released part ends; the rest goes on; a release without a reservation is ignored."""
-    take, give = EventType.RESERVE, EventType.RELEASE
-    trace = Trace.of(
-        [take, take, give, give, give, EventType.MARK],
-        -1,
-        [100, 50, 20, 50, 7, 0],
-        address=[1000, 5000, 1040, 5000, 9000, -1],
-    )
-    held = recorded_segments(trace)
-    rows = np.column_stack([held.address, held.size, held.start, held.end]).tolist()
-    assert sorted(rows) == [[1000, 40, 0, 6], [1040, 20, 0, 2], [1060, 40, 0, 6], [5000, 50, 1, 3]]
 
 
 def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:

@@ -111,30 +111,6 @@ def test_triggers_and_releases_are_control_edges(case: tuple[Graph, Rewriting]) 
             assert reload.trigger < 0 or (row(reload.trigger), where[f"reload.{offload.value}.{i}"]) in pairs
 
 
-def test_rewrite_without_decisions_returns_the_graph() -> None:
-    graph = chain(4)
-    assert apply_rewriting(graph, Rewriting()) is graph
-
-
-def test_recompute_chain_starts_at_a_kept_value() -> None:
-    graph = chain(4)
-    new = apply_rewriting(graph, Rewriting(recomputed=(1, 2, 3)))
-    assert new.names[4:] == ("recompute.op0", "recompute.op1", "recompute.op2", "op4", "op5", "op6", "op7")
-
-
-def test_view_is_recomputed_from_its_reload() -> None:
-    graph = graph_of(
-        size=[4, 4, 0, 4, 4],
-        producer=[-1, 0, 1, 2, 3],
-        base=[0, 1, 1, 3, 4],
-        reads=[[0], [1], [2], [2, 3]],
-        backward=[False, False, False, True],
-    )
-    new = apply_rewriting(graph, Rewriting((Offload(1, (Reload((3,)),)),)))
-    assert new.names == ("op0", "offload.1", "op1", "op2", "reload.1.0", "reload.1.0.op1", "op3")
-    assert new.names[new.producer[new.base[new.read_by(6)[0]]]] == "reload.1.0"
-
-
 def test_view_of_an_unrepeatable_operation_keeps_its_memory() -> None:
     graph = graph_of(
         size=[4, 4, 0, 4], producer=[-1, 0, 1, 2], base=[0, 1, 1, 3], reads=[[0], [1], [2]],
@@ -142,17 +118,6 @@ def test_view_of_an_unrepeatable_operation_keeps_its_memory() -> None:
     )  # fmt: skip
     with pytest.raises(PlanError, match="op1 cannot run again"):
         apply_rewriting(graph, Rewriting((Offload(1, (Reload((2,)),)),)))
-
-
-def test_repeated_operation_makes_all_of_its_values() -> None:
-    graph = graph_of(
-        size=[4, 4, 4, 4, 4],
-        producer=[-1, 0, 0, 1, 2],
-        reads=[[0], [1], [1, 2]],
-        backward=[False, False, True],
-    )
-    new = apply_rewriting(graph, Rewriting(recomputed=(1,)))
-    assert [int(v) for v in new.read_by(3)] == [5, 6]
 
 
 def _bad(**columns: object) -> Graph:

@@ -54,12 +54,6 @@ def test_levels_equal_their_definition(graph: Graph) -> None:
         assert before in predecessors(graph, op)
 
 
-def test_levels_of_a_chain_grow_with_the_depth() -> None:
-    assert levels_of(chain(4)).level.tolist() == [1, 2, 3, 4, 4, 5, 6, 7]
-    graph = graph_of(size=[1, 1, 1], producer=[0, 1, 2], reads=[[], [], [0]], control=[[1, 2]])
-    assert levels_of(graph).level.tolist() == [0, 0, 1]
-
-
 @settings(max_examples=60)
 @given(graphs(), THRESHOLDS)
 def test_offloads_by_distance_keep_contents(graph: Graph, threshold: int) -> None:
@@ -119,12 +113,6 @@ def test_reader_through_an_unrepeatable_view_reads_the_value_itself() -> None:
     readers = {op for reload in offload.reloads for op in reload.consumers}
     assert 4 in readers
     assert 3 not in readers
-
-
-def test_graph_without_movable_values_has_no_offloads() -> None:
-    assert not offload_beyond(chain(1).with_columns(rank=[-1, -1, -1]), 0).offloads
-    assert not offload_beyond(chain(0), 0).offloads
-    assert not offload_beyond(chain(4).with_columns(host=np.ones(9, bool)), 0).offloads
 
 
 def test_name_filters_match_operators_and_modules_with_their_submodules() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problem_classes import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
 from solvers.packing.progress import ProgressTotal
@@ -39,11 +38,6 @@ def run(
     return seen
 
 
-def rotating() -> Buffers:
-    start = np.arange(3)
-    return Buffers.of(start, start + 4, np.array([100, 130, 170]), period=3, alignment=np.full(3, 64))
-
-
 needs = st.lists(st.integers(0, 3000), min_size=1, max_size=4)
 
 
@@ -61,48 +55,6 @@ def test_attempts_together_stay_within_the_budget(needs: list[int], budget: int,
     assert total.nodes <= budget
     assert {columns for columns, _ in seen} == set(range(len(needs)))
     assert len(seen) <= (2 if rounds else 1) * len(needs)
-
-
-@pytest.mark.parametrize("slow", range(4))
-def test_quick_attempts_leave_their_share_to_a_slow_attempt(slow: int) -> None:
-    """Wherever the slow attempt is in the row, less than a sixteenth is lost to the first round."""
-    total, most = ProgressTotal(), list[int]()
-
-    def work(columns: int, part: Stop) -> Plan:
-        assert part.nodes is not None
-        if columns != slow:
-            return plan(9, 9)
-        most.append(part.nodes)
-        return plan(9, 5, part.nodes, "nodes")
-
-    run(Attempts(range(4), Stop(nodes=16_000), total, rounds=True), total, work)
-    assert len(most) == 2
-    assert most[1] > 15_000
-
-
-def test_seconds_are_shared_as_nodes_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
-    total = ProgressTotal()
-
-    def work(_: int, part: Stop) -> Plan:
-        nonlocal now
-        assert part.seconds is not None
-        now += part.seconds
-        return plan(9, 5, stopped_by="time")
-
-    seen = run(Attempts(range(3), Stop(seconds=8.0), total, rounds=True), total, work)
-    assert [columns for columns, _ in seen] == [0, 1, 2] * 2
-    assert now == pytest.approx(8.0)
-
-
-def test_proven_column_counts_are_not_tried_again() -> None:
-    seen = run(
-        Attempts(range(3), Stop(nodes=100), total := ProgressTotal(), rounds=True),
-        total,
-        lambda columns, part: plan(9, 5, part.nodes or 0, "nodes") if columns == 1 else plan(9, 9),
-    )
-    assert [columns for columns, _ in seen] == [0, 1, 2, 1]
 
 
 OPEN_8, OPEN_9 = plan(8, 5, stopped_by="nodes"), plan(9, 5, stopped_by="nodes")
@@ -170,28 +122,3 @@ def test_improvement_is_reported_after_a_column_count_without_a_plan() -> None:
     )
     check(made, buffers)
     assert [better.arena_bytes for better in improvements] == [made.arena_bytes] == [16]
-
-
-def test_nodes_of_all_numbers_of_columns_are_counted() -> None:
-    buffers = rotating()
-    tried = columns_to_try(buffers)
-    assert len(tried) > 1
-    total = ProgressTotal()
-    run(
-        Attempts(tried, Stop(nodes=1000 * len(tried)), total, rounds=False),
-        total,
-        lambda columns, part: solve(buffers, columns=columns, stop=part, solver="greedy"),
-    )
-    together = solve(buffers, stop=Stop(nodes=1000 * len(tried)), solver="greedy")
-    assert together.stopped_by == "nodes"
-    assert together.nodes == total.nodes >= 1000 * len(tried)
-
-
-def test_slow_column_count_is_proven() -> None:
-    """Four columns take 0.7 of the budget; two and three finish at once, and had half of the budget."""
-    buffers = GENERATORS["circular"](19, 315)
-    budget = 1_000_000_000
-    proven = solve(buffers, seed=4, stop=Stop(nodes=budget))
-    check(proven, buffers)
-    assert proven.status is Status.OPTIMAL
-    assert budget // 2 < proven.nodes <= budget

@@ -14,7 +14,7 @@ from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, Rmm
 from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import MIB, event_traces, random_trace
+from simulations import MIB, event_traces, random_trace, trace_of
 
 from solvers.simulators import simulate
 
@@ -113,6 +113,59 @@ def test_native_pool_equals_the_model_where_memory_is_short(
         limit = int(trace.load().max()) * (9 + seed % 3) // 10
         failed += agree(trace, allocator, parameters, make, limit) is not None
     assert failed
+
+
+@pytest.mark.parametrize(
+    ("allocator", "limit", "reserved"),
+    [
+        ("cnmem_first_block", None, 256 * MIB),
+        ("bfc", None, 2 * MIB),
+        ("rmm_pool", None, 256),
+        ("rmm_pool", 1 << 30, 1 << 29),
+        ("rmm_binning", None, 992 * MIB),
+        ("rmm_arena", 8 * MIB, 4 * MIB),
+        ("buddy", None, 2 * MIB),
+    ],
+)
+def test_defaults_are_the_librarys_own(allocator: str, limit: int | None, reserved: int) -> None:
+    """Half of the device where the library takes it, and 128 blocks for each of the bins of RMM."""
+    first = simulate(trace_of([(0, 1, 0)]), allocator, limit_bytes=limit)
+    assert first.peak_reserved_bytes == reserved
+
+
+def test_bfc_without_growth_takes_the_whole_device() -> None:
+    trace = trace_of([(0, 1, 0)])
+    whole = simulate(trace, "bfc", limit_bytes=1 << 30, allow_growth=False)
+    assert whole.peak_reserved_bytes == 1 << 30
+    with pytest.raises(ValueError, match="give it a limit"):
+        simulate(trace, "bfc", allow_growth=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trace=event_traces())
+def test_rmm_arena_without_a_limit_is_as_large_as_necessary(trace: Trace) -> None:
+    """An arena of the reported peak size serves the same requests at the same addresses."""
+    free = simulate(trace, "rmm_arena")
+    if len(trace):
+        tight = simulate(trace, "rmm_arena", arena_bytes=free.peak_reserved_bytes)
+        assert (tight.address == free.address).all()
+        assert (tight.reserved == free.reserved).all()
+        assert tight.segments.size.tolist() == free.segments.size.tolist()
+
+
+@pytest.mark.parametrize(
+    ("allocator", "parameters", "reason"),
+    [
+        ("cnmem_first_block", {"first_block_bytes": 0}, "first_block_bytes=0 is not a whole number from 1"),
+        ("buddy", {"min_block_bytes": 3}, "min_block_bytes=3 is not a power of two"),
+        ("rmm_pool", {"initial_pool_bytes": 512, "maximum_pool_bytes": 256}, "more than maximum_pool_bytes"),
+        ("rmm_arena", {"arena_bytes": MIB - 1}, "arena_bytes=1048575"),
+        ("rmm_binning", {"min_size_exponent": 20, "max_size_exponent": 19}, "max_size_exponent=19"),
+    ],
+)
+def test_settings_out_of_range_are_named(allocator: str, parameters: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        simulate(trace_of([(0, 1, 0)]), allocator, **parameters)
 
 
 def test_cupys_own_pool_equals_the_model(tmp_path: Path) -> None:

@@ -59,26 +59,6 @@ def test_simulation_is_deterministic(allocator: str) -> None:
 
 
 @every
-def test_no_bytes_are_live_after_all_frees(allocator: str) -> None:
-    """All requested bytes fitted at once before."""
-    sizes = [3 * MIB, 1, 512, 30 * MIB, 0, 700]
-    steps = [(int(EventType.ALLOC), size, k % 2) for k, size in enumerate(sizes)]
-    steps += [(int(EventType.FREE), 0, 0)] * len(sizes)
-    simulation = simulate(trace_of(steps), allocator)
-    check_simulation(simulation)
-    assert simulation.live[-1] == 0
-    assert simulation.peak_live_bytes >= sum(sizes)
-
-
-@every
-def test_empty_trace_has_an_empty_simulation(allocator: str) -> None:
-    """No events are simulated."""
-    simulation = simulate(Trace.of([], []), allocator, limit_bytes=1 << 30)
-    assert (simulation.peak_live_bytes, simulation.failed_at, len(simulation.address)) == (0, None, 0)
-    assert simulation.fragmentation == 0
-
-
-@every
 def test_fragmentation_of_zero_byte_requests_is_zero_or_whole(allocator: str) -> None:
     """Zero bytes take no memory, or all reserved memory is fragmentation."""
     simulation = simulate(Trace.of([0, 0], [0, 1], [0, 0]), allocator)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instances import crossing
 
-from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
+from solvers import Plan, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS
 from solvers.packing.streams import NEVER, solve_streams, waits
 from traces.buffers import Buffers
@@ -97,21 +97,6 @@ def test_streams_share_addresses_where_the_saving_exceeds_the_wait_price() -> No
     assert (cheap.arena_bytes, waits(cheap, buffers)) == (1 << 20, 8)
     assert dear.status is Status.FEASIBLE
     assert cheap.status is Status.OPTIMAL
-
-
-def test_only_two_of_three_streams_share_where_the_third_gains_nothing() -> None:
-    """The third stream's buffers are always alive, so sharing with that stream saves nothing."""
-    two = alternating()
-    table: dict[str, Any] = {
-        "start": np.append(two.start, 0),
-        "end": np.append(two.end, two.period),
-        "size": np.append(two.size, 5 << 20),
-        "stream": np.append(two.stream, 2),
-    }
-    buffers = Buffers.of(**table, period=two.period)
-    plan = solve_streams(buffers, wait_bytes=1, stop=FEW)
-    assert plan.arena_bytes == peak_load(buffers)
-    assert waits(plan, buffers) == 8
 
 
 def test_streams_share_with_waits_where_nothing_else_fits() -> None:
@@ -205,12 +190,6 @@ def test_waits_of_long_lifetimes_are_counted_in_little_memory() -> None:
     assert waits(plan, buffers) == 2
 
 
-def test_single_stream_shares_addresses_without_waits() -> None:
-    buffers = dataclasses.replace(alternating(), stream=np.zeros(8, np.int64))
-    plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
-    assert (plan.arena_bytes, waits(plan, buffers)) == (1 << 20, 0)
-
-
 @pytest.mark.parametrize("stream", [0, [0, 0, 0, 0, 0, 0, 1]])
 def test_proof_for_full_sharing_holds_for_the_plan(stream: int | list[int]) -> None:
     buffers = crossing(stream=stream)
@@ -219,25 +198,6 @@ def test_proof_for_full_sharing_holds_for_the_plan(stream: int | list[int]) -> N
     check(plan, buffers)
     assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status) == (9, 9, Status.OPTIMAL)
     assert plan.stopped_by == "proof"
-
-
-@pytest.mark.parametrize("enough", [{"stop": Stop(target_bytes=2 << 20)}, {"capacity": 2 << 20}])
-def test_at_the_target_nothing_else_is_tried(enough: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def counted(*args: Any, **how: Any) -> Plan:
-        made.append(solve(*args, **how))
-        return made[-1]
-
-    monkeypatch.setattr("solvers.packing.streams.solve", counted)
-    plan = solve_streams(alternating(), wait_bytes=0, **enough)
-    assert plan.nodes == made[0].nodes > 0
-    check(plan, alternating())
-    assert (plan.arena_bytes, plan.stopped_by, len(made)) == (2 << 20, "target", 1)
-    made.clear()
-    plan = solve_streams(alternating(), wait_bytes=0)
-    assert plan.nodes == made[0].nodes + made[1].nodes > made[1].nodes
-    assert (plan.arena_bytes, len(made)) == (1 << 20, 2)
 
 
 def test_negative_price_is_refused() -> None:

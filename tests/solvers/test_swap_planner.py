@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,10 +15,6 @@ from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Sched
 from solvers.swap.absences import absences_of
 from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
-from solvers.swap.tunables import DEFAULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOME = settings(deadline=None, max_examples=15)
 GROUPED = OffloadTunables(ungrouped_operations=2)
@@ -88,32 +83,6 @@ def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> Non
             assert bound.peak_bytes() <= found.peak_bytes
 
 
-def test_link_bound_treats_read_only_buffers_as_copied_for_ever() -> None:
-    """The host copy of a read-only buffer is as old as the step.
-
-    No absence of the buffer is the first of a chain.
-    """
-    once = [(1, [(op, False)]) for op in (0, 1, 1, 1)]
-    step = step_from([0.5] * 4, [*once, (1, [(0, False), (2, False)])], circular=True, persistent={4})
-    link = Link(out_fixed=0, out_per_byte=1 / 16, in_fixed=0, in_per_byte=1 / 16, duplex=False)
-    made = planner(step, link)
-    for limit in range(made.floor()[0], step.peak_bytes + 1):
-        assert LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds + 1e-9
-
-
-@pytest.mark.parametrize("rate", [0.25, 0.375, 0.5])
-def test_stall_on_a_circular_step_counts_once_for_both_directions(rate: float) -> None:
-    """All buffers except those that operation 5 touches are away then.
-
-    They leave at any earlier time of the circle and return at any later time.
-    """
-    buffers = [*((4, [(op, True)]) for op in range(10)), (200, [(5, True)])]
-    step = step_from([1.0] * 10, buffers, circular=True, persistent=set(range(10)))
-    link = Link(0.0, rate, 0.0, rate)
-    for limit in (204, 208, 212, 220):
-        assert LinkBound(step, link).stall_seconds(limit) <= planner(step, link).hold(limit).stall_seconds
-
-
 def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links so slow that the solver's numbers run out, for example."""
     layers = 6
@@ -124,27 +93,6 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: py
     monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: None)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
-
-
-def test_erring_linear_solver_does_not_make_a_limit_infeasible(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step = hump(6, 1 << 20)
-    link = Link.of_rate(1e9)
-    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: False)
-    assert LinkBound(step, link).stall_seconds(step.peak_bytes // 2) == 0
-    assert LinkBound(step, link).stall_seconds(planner(step, link).floor()[0] - 1) == float("inf")
-
-
-def test_link_bound_moves_buffers_as_wholes() -> None:
-    """One buffer and a half must leave: two do. A bound by parts would need less of the link."""
-    step = step_from([1.0] * 8, [(1000, [(i, True), (7 - i, False)]) for i in range(3)])
-    link = Link(0.0, 4e-3, 0.0, 4e-3)
-    least = planner(step, link).hold(1500).stall_seconds
-    bound = LinkBound(step, link)
-    parts = max(bound._least_wait(op, int(step.load[op]) - 1500) for op in range(8))
-    assert parts < 0.99 * bound.stall_seconds(1500)
-    assert bound.stall_seconds(1500) <= least
 
 
 def test_flat_load_is_bounded_by_several_operations_together() -> None:
@@ -168,52 +116,6 @@ def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: 
     told = partial(fluid_stall_bound, step, link, made.absences, limit, intervals=intervals)
     assert told() <= told(isolated=[op]) + 1e-6 * step.duration
     assert told(isolated=[op]) <= made.hold(limit).stall_seconds + 1e-6 * step.duration
-
-
-def test_single_operation_stretch_raises_the_bound_of_a_coarse_stretch() -> None:
-    """All buffers could leave before the peak and return after the peak.
-
-    A stretch as long as the step hides the wait between.
-    """
-    step, link = hump(6, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
-    made = planner(step, link)
-    limit, peak = step.peak_bytes // 2, int(step.load.argmax())
-    told = partial(fluid_stall_bound, step, link, made.absences, limit, intervals=1)
-    assert told() < told(isolated=[peak]) <= made.hold(limit).stall_seconds
-
-
-def test_link_bound_isolates_the_worst_operation_and_refines_by_more_absences(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step, link = hump(24, 1000), Link(0.0, 4e-3, 0.0, 4e-3)
-    limit, worst = step.peak_bytes // 2, int(step.load.argmax())
-    monkeypatch.setattr(
-        "solvers.swap.link_bound.LinkBound._least_wait", lambda _, op, *__, **___: op == worst
-    )
-    cut = partial(fluid_stall_bound, step, link, planner(step, link).absences, limit)
-    assert LinkBound(step, link, intervals=3).stall_seconds(limit) == cut(intervals=3, isolated=[worst])
-    assert cut(intervals=3) < cut(intervals=3, isolated=[worst])
-    few, fewer = (OffloadTunables(fluid_absences=5, fluid_absences_each=each) for each in (15, 0))
-    assert cut(intervals=24, tunables=fewer) < cut(intervals=24, tunables=few)
-
-
-def test_tries_bound_the_orders_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries are passed as an argument or follow from the tunables; the search without a limit has its own."""
-    counts = list[int]()
-
-    def neighbours(_: OffloadPlanner, __: object, tries: int) -> Iterator[object]:
-        counts.append(tries)
-        return iter(())
-
-    monkeypatch.setattr(OffloadPlanner, "_neighbours", neighbours)
-    step, link = hump(), Link(0.0, 0.5, 0.0, 0.5)
-    for tries in (0, 7):
-        OffloadPlanner(step, link, least_bytes=0, tries=tries).without_stall()
-    OffloadPlanner(step, link, least_bytes=0).without_stall()
-    grouped = OffloadTunables(ungrouped_operations=1)
-    OffloadPlanner(step, link, least_bytes=0, tunables=grouped).without_stall()
-    OffloadPlanner(step, link, least_bytes=0).hold(step.peak_bytes // 2)
-    assert counts == [0, 7, DEFAULTS.free_tries, DEFAULTS.limit_tries, DEFAULTS.limit_tries]
 
 
 @given(st.data())

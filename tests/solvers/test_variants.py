@@ -14,7 +14,6 @@ from random_variants import random_variants, replayed_peak
 
 from solvers import Plan, PlanError, Status, Stop, check, peak_load
 from solvers.packing.check import check_variants
-from solvers.packing.options import OPTIONS
 from solvers.packing.solve import solve
 from solvers.packing.variants import IterationVariant, VariantSet, pack_coupled
 from traces.buffers import Buffers
@@ -60,21 +59,6 @@ def test_joint_load_is_reached_by_some_succession(seed: int, count: int) -> None
     orders = [[a, b, a, b, b] for a in range(count) for b in range(count)]
     orders += [chance.choices(range(count), k=60) for _ in range(4)]
     assert max(replayed_peak(variants, plans, order) for order in orders) == peak_load(joint.buffers)
-
-
-def test_variants_with_a_common_prefix_share_its_offsets() -> None:
-    variants = random_variants(3, 3, deep=False, alike=5)
-    joint, _, plans = planned(variants)
-    short = min(5, *(len(variant) for variant in variants))
-    offsets = [plan.offset for plan in plans]
-    shared = [np.where(variant.buffers.persistent[:short], -1, 0) for variant in variants]
-    for offset, keeps in zip(offsets, shared, strict=True):
-        assert offset is not None
-        assert offset.shape[1] == joint.columns
-        same = (keeps == 0) & (shared[0] == 0)
-        assert offsets[0] is not None
-        assert np.array_equal(offset[:short][same], offsets[0][:short][same])
-    assert short >= 2
 
 
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 4), deep=st.booleans(), alike=st.integers(1, 6))
@@ -199,24 +183,6 @@ def test_coupled_offsets_are_disjoint_and_avoid_taken_ranges(
     ]
     order = np.random.default_rng(seed).integers(0, count, 30).tolist()
     assert replayed_peak(variants, plans, order) <= plan.arena_bytes
-
-
-def test_coupled_packing_beats_packing_all_at_once_where_few_buffers_couple() -> None:
-    """Each problem has the same number of nodes."""
-    parts = at_once = 0
-    for seed in range(12):
-        joint = VariantSet(random_variants(seed, 3, deep=False, calm=True, long=60))
-        offset = pack_coupled(joint, solved)
-        assert offset is not None
-        parts += judged(joint, offset).arena_bytes
-        at_once += solved(joint.buffers).arena_bytes
-    assert parts < at_once
-
-
-def test_coupled_packing_gives_up_where_most_buffers_couple() -> None:
-    crowded = VariantSet(random_variants(5, 3, deep=False, alike=6))
-    assert crowded.coupling.mean() > OPTIONS.coupling_share
-    assert pack_coupled(crowded, solved) is None
 
 
 def test_interrupted_search_returns_no_offsets() -> None:

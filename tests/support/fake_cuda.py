@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from mempool import _core
@@ -308,3 +309,20 @@ def eventually(true: Callable[[], object]) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+@contextlib.contextmanager
+def ticking() -> Iterator[list[int]]:
+    """Append to the list, in another thread, every few milliseconds in which Python can run."""
+    ticks: list[int] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.005):
+            ticks.append(1)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    yield ticks
+    done.set()
+    thread.join()

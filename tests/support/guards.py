@@ -10,8 +10,6 @@ STRESS = [
     "arena_end",
     "own_size",
     "lock",
-    "record_stream",
-    "wait",
     "fork",
 ]
 #: tests/native/torch_cuda.cpp, on the fake driver.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from solvers.packing.plan import stride_of
 from traces.buffers import Buffers
 
 
@@ -43,3 +44,25 @@ def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
             if at:
                 jobs.append((at, int(buffers.size[i]), int(buffers.alignment[i]), int(buffers.offset[i])))
     return jobs
+
+
+def fits(buffers: Buffers, *capacities: int) -> bool:
+    """Return whether the buffers fit, by trying every offset in every arena for every instance."""
+    jobs = sorted(timed(buffers), key=lambda job: -job[3])  # fixed offsets first
+
+    def place(k: int, placed: list[tuple[set[int], int, int, int]]) -> bool:
+        if k == len(jobs):
+            return True
+        times, size, alignment, fixed = jobs[k]
+        for arena, capacity in enumerate(capacities):
+            low = fixed - arena * stride_of(capacities)
+            for at in range(0, capacity - size + 1, alignment) if fixed < 0 else (low,):
+                if not 0 <= at <= capacity - size or at % alignment:
+                    continue
+                if all(
+                    arena != a or at >= h or at + size <= lo or not times & t for t, a, lo, h in placed
+                ) and place(k + 1, [*placed, (times, arena, at, at + size)]):
+                    return True
+        return False
+
+    return place(0, [])

@@ -37,7 +37,16 @@ def stored(path: Path, *devices: list[Any], segments: list[Any] | None = None, *
     return path
 
 
-ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_map", "segment_free", "oom")
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_map",
+    "segment_free",
+    "segment_unmap",
+    "oom",
+)
 FILES = (
     "??",
     "/a/train.py",

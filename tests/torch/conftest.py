@@ -163,12 +163,12 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(folder: Path) -> Path:
     """A CUDA driver without a GPU: see tests/native/fake_cuda/."""
     sys.path.insert(0, str(TESTS / "native"))
     import build
 
-    return build.build_library("fake_cuda", tmp_path_factory.mktemp("driver"))
+    return build.build_library("fake_cuda", folder)
 
 
 @pytest.fixture(scope="session")

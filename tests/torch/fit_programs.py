@@ -48,7 +48,7 @@ class Dropping(nn.Module):
 
 
 def llama() -> nn.Module:
-    """A small one with two layers."""
+    """A small Llama with three layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

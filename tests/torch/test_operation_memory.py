@@ -211,7 +211,7 @@ class TestEviction:
 
 
 class PredictionObserver(TorchDispatchMode):
-    """What operations were said to make, and what they made."""
+    """Predicted and actual results of operations."""
 
     def __init__(self) -> None:
         super().__init__()

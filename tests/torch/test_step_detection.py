@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from answers import answer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.torch.optimizer_steps import LISTENERS
 from mempool.torch.step_detection import OPTIONS, StepDetector
 from traces import EventType
@@ -23,6 +21,8 @@ from traces.formats.parquet import read_trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from answers import Cli
 
 LENGTHS = (1, 2, 3, 5, 8)
 
@@ -218,14 +218,14 @@ def test_shown_steps_do_not_change_the_pool(tmp_path: Path, one_thread: None) ->
         assert pool.client.state()["marks"] == 0
 
 
-def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, one_thread: None) -> None:
+def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, cli: Cli, one_thread: None) -> None:
     """Nobody marked anything, and the other order follows the plan from the second step on."""
     file, plan = str(tmp_path / "run.trace"), str(tmp_path / "run.plan")
     with mempool.torch.install(device="cpu", background=False, mode="record", record=file):
         training = Training(drawn())
         for _ in range(60):
             training.step()
-    assert call(["plan", file, "-o", plan]) == 0
+    cli.run("plan", file, "-o", plan)
     training = Training(drawn(seed=2))
     expected = [training.step() for _ in range(40)]
     with mempool.torch.install(device="cpu", background=False, plan=plan) as pool:
@@ -240,20 +240,16 @@ def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, one_thread: 
     assert found == expected
 
 
-def planned_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], program: Callable[[], None], **options: Any
-) -> dict[str, Any]:
+def planned_from(tmp_path: Path, cli: Cli, program: Callable[[], None], **options: Any) -> dict[str, Any]:
     """What ``mempool plan`` says of a program's trace."""
     file = str(tmp_path / "run.trace")
     with mempool.torch.install(device="cpu", background=False, record=file, **options):
         program()
-    return answer(capsys, "plan", file)
+    return cli.answer("plan", file)
 
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])
-def test_rare_steps_decide_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None, then: str
-) -> None:
+def test_rare_steps_decide_nothing(tmp_path: Path, cli: Cli, one_thread: None, then: str) -> None:
     """What repeats most is planned, as without them."""
     training = Training(lambda: 2)
 
@@ -271,19 +267,17 @@ def test_rare_steps_decide_nothing(
                 for _ in range(300):
                     training._networks[0](torch.ones(64, 96))
 
-    assert planned_from(tmp_path, capsys, program)["iterations"] >= 45
+    assert planned_from(tmp_path, cli, program)["iterations"] >= 45
 
 
-def test_each_step_is_shown_once_within_a_limit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
-) -> None:
+def test_each_step_is_shown_once_within_a_limit(tmp_path: Path, cli: Cli, one_thread: None) -> None:
     training = Training(drawn())
 
     def program() -> None:
         for _ in range(40):
             training.step()
 
-    planned_from(tmp_path, capsys, program, limit="64MiB")
+    planned_from(tmp_path, cli, program, limit="64MiB")
     trace = read_trace(tmp_path / "run.trace")
     marks = np.flatnonzero(trace.kind == EventType.MARK)
     assert {trace.names[name] for name in trace.operation[marks]} <= {"optimizer step"}

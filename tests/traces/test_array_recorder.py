@@ -91,29 +91,12 @@ class TestOutputs:
 
 
 class TestBuffers:
-    def test_last_view_frees_the_buffer(self) -> None:
-        with ArrayRecorder() as recorder:
-            (given,) = watch(recorder, 8)
-            made = given + 1
-            view = made[2:].reshape(2, 3)
-            del made
-            assert events(recorder.trace())[-1] == ("W", 1, "add")
-            del view
-            assert events(recorder.trace())[-1] == ("F", 1, "")
-
     def test_buffer_size_is_the_size_of_the_owner(self) -> None:
         with ArrayRecorder() as recorder:
             whole = np.zeros((4, 1000))
             part = recorder.watch(whole[1, :10])
             assert recorder.trace().size.tolist() == [32000]
             assert part.base is not None
-
-    def test_watched_views_share_a_buffer(self) -> None:
-        def work(recorder: ArrayRecorder) -> object:
-            whole = np.zeros(10)
-            return np.add(recorder.watch(whole[:5]), 1, out=recorder.watch(whole[5:]))
-
-        assert recorded(work)[1:] == [("R", 0, "add"), ("W", 0, "add")]
 
     @pytest.mark.parametrize("make", [lambda: mmap.mmap(-1, 64), lambda: bytearray(64), lambda: bytes(64)])
     def test_memory_of_other_objects_is_a_single_buffer(self, make: Callable[[], Any]) -> None:
@@ -132,16 +115,17 @@ class TestBuffers:
             del one, other, memory, made
         assert {event[1] for event in events(recorder.trace()) if event[0] == "F"} == {0, 1}
 
-    def test_a_memory_map_is_watched_as_an_array(self, tmp_path: Path) -> None:
-        mapped = np.memmap(tmp_path / "file", "f4", "w+", shape=(16,))
-
+    def test_memory_maps_shuffles_and_objects_are_recorded(self, tmp_path: Path) -> None:
         def work(recorder: ArrayRecorder) -> None:
-            watched = recorder.watch(mapped)
-            watched[2:4] = 5
-            assert watched.sum() == 10
+            mapped = recorder.watch(np.memmap(tmp_path / "file", "f4", "w+", shape=(16,)))
+            holder = recorder.watch(np.empty(2, "O"))
+            mapped[2:4] = 5
+            recorder.module(np).random.default_rng(3).shuffle(mapped)
+            holder[0] = mapped
+            assert holder[0] is mapped  # the very object
 
-        assert [event[2] for event in recorded(work)] == ["", "__setitem__", "sum"]
-        assert mapped[2] == 5
+        found = [event[::2] for event in recorded(work) if event[1] == 0 and event[0] in "RW"]
+        assert found[:3] == [("W", "__setitem__"), ("R", "shuffle"), ("W", "shuffle")]
 
     def test_data_of_masked_arrays_is_watched(self) -> None:
         with ArrayRecorder() as recorder:
@@ -161,17 +145,6 @@ class TestBuffers:
         assert type(watched["a"][0]) is RecordedArray
         assert watched["a"][1] == 5
         assert type(watched["b"][0]) is RecordedArray
-
-    def test_object_arrays_store_identical_objects(self) -> None:
-        with ArrayRecorder() as recorder:
-            holder, inner = recorder.watch(np.empty(2, "O")), recorder.watch(np.ones(3))
-            holder[0] = inner
-            assert holder[0] is inner
-
-    def test_iterating_gives_watched_rows(self) -> None:
-        with ArrayRecorder() as recorder:
-            rows = list(recorder.watch(np.eye(3)))
-        assert {type(row) for row in rows} == {RecordedArray}
 
     def test_after_the_block_arrays_are_plain_again(self) -> None:
         with ArrayRecorder() as recorder:
@@ -267,14 +240,6 @@ class TestHonesty:
         accesses = [event[:2] for event in recorded(work) if event[0] in "RW"]
         assert [buffer for kind, buffer in accesses if kind == "R"] == [0, 1, 0, 1]
         assert [buffer for kind, buffer in accesses if kind == "W"] == [1, 2, 0, 1, 3]
-
-    def test_failed_operation_counts_as_a_write(self) -> None:
-        def work(recorder: ArrayRecorder) -> None:
-            (watched,) = watch(recorder, 3)
-            with np.errstate(all="raise"), pytest.raises(FloatingPointError):
-                watched /= np.float64(0)
-
-        assert recorded(work)[1:3] == [("R", 0, "divide"), ("W", 0, "divide")]
 
 
 class TestWhatPeopleSay:
@@ -376,22 +341,3 @@ class TestAModule:
         third = trace.kind[steps[1] + 1 : steps[2]], trace.operation[steps[1] + 1 : steps[2]]
         assert np.array_equal(second, third)
         assert len(buffers_of(trace)) == (trace.kind == EventType.ALLOC).sum()
-
-    def test_random_numbers_are_watched_and_shuffled_in_place(self) -> None:
-        def work(recorder: ArrayRecorder) -> object:
-            random = recorder.module(np).random.default_rng(3)
-            numbers = random.standard_normal(5)
-            random.shuffle(numbers)
-            return numbers
-
-        names = "standard_normal", "standard_normal", "shuffle", "shuffle"
-        assert recorded(work) == [(kind, 0, name) for kind, name in zip("AWRW", names, strict=True)]
-
-    def test_recorded_module_behaves_as_the_original(self) -> None:
-        with ArrayRecorder() as recorder:
-            module = recorder.module(np)
-            assert (module.__name__, module.float32, module.pi) == ("numpy", np.float32, np.pi)
-            assert dir(module) == dir(np)
-            assert module.add.nin == 2
-            assert module.add.reduce([1, 2]) == 3
-            assert module.linalg.norm([3, 4]) == 5

@@ -128,12 +128,6 @@ def test_methods_and_functions_calling_methods_are_recorded() -> None:
     assert after(lambda _, x: x.__setitem__(0, 1), 1) == [("W", 0, "__setitem__")]
 
 
-def test_functions_of_a_recorded_module_are_recorded() -> None:
-    found = after(lambda recorder, x, y: recorder.module(cupy).concatenate([x, y], out=None) is None)
-    assert [event[:2] for event in found if event[0] == "R"] == [("R", 0), ("R", 1)]
-    assert after(lambda recorder: recorder.module(cupy).empty((2, 2)), 0) == [("A", 0, "empty")]
-
-
 def test_views_share_the_buffer_and_touch_nothing() -> None:
     with Standing() as recorder:
         (x,) = arrays(recorder)

@@ -126,11 +126,6 @@ def test_columns_are_read_only_in_the_original_and_in_copies() -> None:
             assert not getattr(one, name).flags.writeable
 
 
-def test_a_misspelt_column_is_refused() -> None:
-    with pytest.raises(TypeError, match="sise"):
-        Buffers.of([0], [1], [1], sise=[1])
-
-
 def test_buffers_of_a_trace_live_from_their_alloc_to_their_free_or_the_end() -> None:
     trace = Trace.of(
         [A, A, M, R, F, A], [9, 4, -1, 9, 9, 0], [8, 16, 0, 0, 0, 32], metadata={"alignment": "64"}

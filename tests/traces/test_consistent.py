@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import EventType, Trace, TraceError
+from traces import EventType, Trace
 from traces.transforms import without_contradictions
 from traces.workload import generate
 
@@ -53,20 +52,3 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
 def test_valid_trace_is_unchanged() -> None:
     trace = generate(50, 1, accesses=True)
     assert without_contradictions(trace, Counter()) is trace
-
-
-def test_removed_events_are_counted_by_reason() -> None:
-    trace = Trace.of(
-        [EventType.FREE, EventType.ALLOC, EventType.ALLOC, EventType.FREE, EventType.READ],
-        [0, 0, 0, 0, 0],
-        [0, 1, 1, 0, 0],
-    )
-    with pytest.raises(TraceError):
-        trace.validate()
-    skipped = Counter[str]()
-    assert len(without_contradictions(trace, skipped)) == 2
-    assert skipped == {
-        "an event of a buffer before its alloc": 1,
-        "a buffer is allocated a second time": 1,
-        "an event of a buffer after its free": 1,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,11 +89,6 @@ def test_few_variants_become_separate_patterns(count: int) -> None:
     assert all(pattern.least is None for pattern in found)
 
 
-def test_dominant_variant_becomes_a_separate_pattern() -> None:
-    some = [(PROGRAM, 40)] * 40 + SHUFFLED[-12:]
-    assert [pattern.least for pattern in find_patterns(training(some), enveloped=())] == [None]
-
-
 def test_known_envelope_accepts_few_variants() -> None:
     some = training([(PROGRAM, 40 + 10 * (number % 2)) for number in range(9)])
     assert len(find_patterns(some, enveloped=())) == 2
@@ -142,9 +136,3 @@ def test_growing_iterations_have_no_envelope(known: tuple[int, ...]) -> None:
     assert find_patterns(training(MANY), enveloped=known) == []
     assert len(find_patterns(training(MANY[::-1]), enveloped=known)) == 1
     assert len(find_patterns(training([*MANY, *MANY]), enveloped=known)) == 1
-
-
-def test_envelope_key_differs_from_the_key_of_a_plain_pattern() -> None:
-    """A pattern of the largest sizes has another key."""
-    (found,) = find_patterns(training(SHUFFLED), enveloped=())
-    assert found.key != dataclasses.replace(found, least=None).key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import stat
 import threading
@@ -105,19 +104,6 @@ def test_special_files_are_not_replaced(tmp_path: Path) -> None:
         pass
     with pytest.raises(FileNotFoundError), atomic(tmp_path / "none" / "x"):
         pass
-
-
-def test_csv_is_recognised_by_the_header(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    path.write_text("\ufeffid, lower,upper,Size\n")
-    assert sniff(path) == "csv"
-
-
-def test_compressed_files_of_unsupported_formats_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv.gz"
-    path.write_bytes(gzip.compress(b"id,lower,upper,size\n"))
-    with pytest.raises(TraceError, match="neither"):
-        sniff(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", b"\0" * 9])

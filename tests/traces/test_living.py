@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from living_model import Living as Model
@@ -33,11 +32,3 @@ def test_living_buffers_match_the_model(events: list[tuple[bool, int, int]]) -> 
     for buffer, (alloc, address, size) in enumerate(events):
         found = [told(one, alloc=alloc, address=address, size=size, buffer=buffer) for one in (living, model)]
         assert found[0] == found[1]
-
-
-def test_empty_buffer_does_not_hide_the_surrounding_buffer() -> None:
-    living = Living()
-    living.alloc(0, 100, 0)
-    living.alloc(10, 0, 1)
-    with pytest.raises(Refused, match="allocated over a buffer that is alive"):
-        living.alloc(20, 1, 2)

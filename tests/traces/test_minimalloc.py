@@ -84,16 +84,6 @@ def test_column_order_and_name_of_the_end_do_not_matter(
     assert_same(read_csv(path), buffers)
 
 
-def test_documented_example_of_minimalloc_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("start,size,buffer,end,alignment,gaps\n6,18,1,11,2,7-8 \n5,15,0,13,1,9-10 12-13\n")
-    buffers = read_csv(path)
-    assert buffers.ids == ("1", "0")
-    assert buffers.end.tolist() == [12, 14]
-    assert buffers.gap_start.tolist() == [7, 9, 12]
-    assert buffers.gap_end.tolist() == [9, 11, 14]
-
-
 def test_a_solution_is_written_in_the_place_of_fixed_offsets(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     buffers = Buffers.of([0, 1], [2, 3], 8, offset=[0, -1])

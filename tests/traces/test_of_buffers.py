@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import Buffers, EventType, TraceError, buffers_of
-from traces.formats.minimalloc import read_csv
+from traces import Buffers, EventType, TraceError
 from traces.read import read
 from traces.transforms import trace_of_buffers
-from traces.workload import generate
 
 BENCH = Path(__file__).parents[2] / "../shared/bench/minimalloc"
 
@@ -49,16 +47,6 @@ def test_events_are_sorted_and_have_the_load_of_the_buffers(buffers: Buffers) ->
         assert (trace.names[name] if name >= 0 else None) == (buffers.ids[buffer] if buffers.ids else None)
 
 
-def test_trace_of_buffers_restores_the_original_trace() -> None:
-    """Only buffers alive at the end differ: they are freed."""
-    given = generate(60, 1)
-    back = buffers_of(trace_of_buffers(buffers_of(given)))
-    buffers = buffers_of(given)
-    assert (back.size == buffers.size).all()
-    first, then = (one.start[None, :] < one.end[:, None] for one in (buffers, back))
-    assert (first == then).all()  # a plan depends only on which buffers begin before which end
-
-
 def test_offsets_and_alignment_are_kept_if_common_to_all() -> None:
     fixed = trace_of_buffers(Buffers.of([0, 1], [2, 3], [8, 8], offset=[64, 0], alignment=64))
     assert fixed.address.tolist() == [64, 0, -1, -1]
@@ -91,11 +79,3 @@ def test_csv_is_read_as_a_trace_and_errors_name_the_file(tmp_path: Path) -> None
     path.write_text("id,lower,upper,size,gaps\na,0,9,8,2-3\n")
     with pytest.raises(TraceError, match=r"x\.csv.*gaps"):
         read(path)
-
-
-@pytest.mark.parametrize("path", sorted(BENCH.glob("*.csv")), ids=lambda path: path.name)
-def test_real_files_keep_their_load(path: Path) -> None:
-    buffers = read_csv(path)
-    times = np.unique(buffers.start)
-    inside = (buffers.start[:, None] <= times) & (times < buffers.end[:, None])
-    assert trace_of_buffers(buffers).load().max() == (buffers.size[:, None] * inside).sum(axis=0).max()

@@ -221,11 +221,6 @@ def test_streaming_memory_is_bounded_by_a_few_pieces(tmp_path: Path) -> None:
     assert most < 32 * 2**20  # the events are 98 MiB
 
 
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_trace(tmp_path / "none")
-
-
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 20, reason="Arrow 15 itself dies of some such files")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())

@@ -290,26 +290,6 @@ def test_marks_of_phases_lie_within_iterations() -> None:
     assert plain.buffers.size.tolist() == phased.buffers.size.tolist() == [4096, 8192]
 
 
-def test_small_allocations_are_not_part_of_a_pattern() -> None:
-    r = Recorder()
-    for iteration in range(6):
-        r.mark()
-        for _ in range(iteration):
-            r.free(r.alloc(512))
-        r.free(r.alloc(513))
-    r.mark()
-    (pattern,) = find_patterns(r.trace())
-    assert pattern.buffers.size.tolist() == [513]
-
-
-def test_program_without_repetition_has_no_pattern() -> None:
-    r = Recorder()
-    for size in range(1000, 3000):
-        r.free(r.alloc(size))
-    assert find_patterns(r.trace()) == []
-    assert find_patterns(Trace.of([], [], [])) == []
-
-
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 2), st.sampled_from([600, 5000, 90_000])), max_size=5),

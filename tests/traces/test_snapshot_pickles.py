@@ -103,12 +103,6 @@ def test_opcodes_with_too_few_values_on_the_stack_are_damage(tmp_path: Path, bod
         read_snapshot(path)
 
 
-def test_single_surrogates_of_file_names_are_shown_as_unknown(tmp_path: Path) -> None:
-    frames = [{"name": "f", "filename": "/a\udc80/b\udc80.py", "line": 1}]
-    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 0, 1, frames=frames)]))
-    assert trace.names[0] == "b\ufffd\ufffd\ufffd.py:1"
-
-
 @pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e"])
 def test_text_longer_than_the_file_is_truncated(tmp_path: Path, opcode: bytes) -> None:
     body = opcode + (10 * 10**9).to_bytes(8, "little") + b"x" * 1000
@@ -197,22 +191,6 @@ def test_snapshot_is_read_through_a_pipe(tmp_path: Path) -> None:
     writer.start()
     assert_same(read_snapshot(pipe), model_snapshot(whole))
     writer.join()
-
-
-def test_folder_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        read_snapshot(tmp_path)
-
-
-def test_progress_counts_bytes_up_to_the_file_size(tmp_path: Path) -> None:
-    path = stored(tmp_path / "s", [event("alloc", 0, 1)], x=b"x" * (20 << 20))
-    told: list[tuple[int, int]] = []
-    read_snapshot(path, progress=lambda done, total: told.append((done, total)))
-    size = path.stat().st_size
-    assert [total for _, total in told] == [size] * len(told)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert len(told) >= 5
-    assert told[-1][0] == size
 
 
 def test_exception_in_progress_ends_the_reading(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traces import Buffers, EventType, Trace, workload
-from traces.iterations.cycles import tail_period
 from traces.trace import COLUMNS
 
 
@@ -58,21 +56,6 @@ def test_buffers_match_the_repeating_part_of_the_trace(replaced: float) -> None:
     np.testing.assert_array_equal(load - state, steady_load(buffers.planned()))
 
 
-def test_workload_has_every_role_of_training() -> None:
-    buffers = workload.buffers(9000, replaced=0.1)
-    planned = buffers.planned()
-    assert buffers.persistent.sum() == 3000
-    assert (planned.end >= 18_000).sum() == 1000  # one weight gradient per layer
-    assert planned.max_instances == 2
-    assert workload.buffers(9000).max_instances == 1
-    activation = np.arange(1000)
-    assert (np.diff(planned.start[activation]) > 0).all()
-    assert (np.diff(planned.end[activation]) < 0).all()
-    assert np.median(planned.lengths[5000:]) < 20
-    assert planned.size.min() >= 4
-    assert planned.size.max() <= 2**29
-
-
 def test_trace_depends_on_the_seed_only() -> None:
     one, same, other = (workload.generate(200, seed) for seed in (1, 1, 2))
     for name in COLUMNS:
@@ -80,32 +63,8 @@ def test_trace_depends_on_the_seed_only() -> None:
     assert one.size.tolist() != other.size.tolist()
 
 
-def test_iteration_is_found_without_marks() -> None:
-    trace = workload.generate(300, 5, iterations=4)
-    found = tail_period(trace.size[trace.kind == EventType.ALLOC])
-    assert found is not None
-    assert found.period == 300
-    assert found.length >= 900
-
-
-def test_accesses_are_within_lifetimes_and_change_no_load() -> None:
-    plain, full = workload.generate(100, 1), workload.generate(100, 1, accesses=True)
-    assert full.load().max() == plain.load().max()
-    assert (full.kind == EventType.WRITE).sum() == (full.kind == EventType.ALLOC).sum()
-    assert (full.kind == EventType.READ).sum() == (full.kind == EventType.FREE).sum()
-
-
 def test_workload_below_the_minimum_size_is_refused() -> None:
     with pytest.raises(ValueError, match="buffers"):
         workload.buffers(8)
     with pytest.raises(ValueError, match="iteration"):
         workload.generate(100, iterations=0)
-
-
-def test_a_million_buffers_take_a_few_seconds() -> None:
-    begin = time.thread_time()
-    buffers = workload.buffers(1_000_000)
-    trace = workload.generate(1_000_000, iterations=2)
-    assert time.thread_time() - begin < 40
-    assert len(buffers.planned()) == 1_000_000
-    assert len(trace) > 4_000_000 - 200_000

@@ -105,10 +105,9 @@ def format_of(path: StrPath) -> Format:
 
 
 def sniff(path: StrPath) -> str:
-    """Return the name of a file's format: ``trace``, ``plan``, ``snapshot``, ``rmm``, ``cupy``, ``chrome``
-    or ``csv``.
+    """Return the short name of a file's format, as in `FORMATS`: ``trace`` or ``plan``, for example.
 
     Raises:
         TraceError, OSError: as `format_of`.
-    """  # noqa: D205
+    """
     return format_of(path).name

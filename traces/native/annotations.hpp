@@ -46,7 +46,7 @@ class Annotations {
   }
 
  private:
-  static constexpr std::string_view kOptimizerStep = "optimizer step";  // traces.trace.FOUND
+  static constexpr std::string_view kOptimizerStep = "optimizer step";  // traces.trace.AUTOMATIC_MARK
   static constexpr size_t kLongest = 200;
 
   // "## forward ##" is "forward".

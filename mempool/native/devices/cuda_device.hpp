@@ -2,7 +2,7 @@
 //
 // Any thread may call, whatever context is current and whatever graph is being captured: each call makes the
 // device's primary context current and relaxes the thread's capture mode, and restores both. A stream below
-// zero is the per-thread default stream of some thread (see thread_stream.hpp). From other threads no event
+// zero is the per-thread default stream of some thread (see threads.hpp). From other threads no event
 // can be recorded on such a stream and no wait queued there, so that work that must come after the stream's
 // work waits for the device. Calls that the driver refuses are counted (errors()), and an order that cannot
 // be established on the device is replaced by a wait. After the driver has shut down at the end of the

@@ -1,4 +1,4 @@
-// Unpacking of a page's packed content: see pack.py for the layout.
+// Unpacking of a page's packed content: see packed_columns.py for the layout.
 
 async function unpack(text) {
   const characters = atob(text), bytes = new Uint8Array(characters.length)

@@ -28,10 +28,12 @@ class Iterations:
 
     Attributes:
         limit_bytes: limit for plans, bytes.
-        recording: the current iteration so far.
-        following: whether the current iteration has matched the schedule so far.
-        needs: see `Pattern`; shared by all iterations that follow no schedule.
-        lines: the schedule's entry for each operation.
+        planner: maker of the schedules.
+        current: the current iteration so far.
+        is_following: whether the current iteration has matched the schedule so far.
+        footprints: see `Pattern`; shared by all iterations that follow no schedule.
+        actions: the schedule's actions for each operation.
+        patterns: the recurring iterations.
     """
 
     def __init__(
@@ -365,7 +367,7 @@ class Iterations:
         return True
 
     def ignore_evictions(self) -> None:
-        """Exclude this iteration's evictions so far from `_disturbed`: they had another reason."""
+        """Exclude this iteration's evictions so far from `_was_disturbed`: they had another reason."""
         self._evictions_before = self._counts.evicted + self._counts.put_off
 
     def replan_lower(self, less: int) -> bool:

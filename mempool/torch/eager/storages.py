@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from mempool.torch.offload.engine import HostCopy, Transfer
 
-#: Location of a storage's bytes. LEAVING: on the device, with an offload under way. COMING: device memory is
-#: allocated again, with a reload under way. GONE: the storage has ended.
+#: Location of a storage's bytes. OFFLOADING: on the device, with an offload under way. RELOADING: device
+#: memory is allocated again, with a reload under way. ENDED: the storage has ended.
 RESIDENT, OFFLOADING, OFFLOADED, RELOADING, ENDED = range(5)
 storage_of = torch._C.TensorBase.untyped_storage
 #: The storages' own functions, unaffected by the patches of `dispatcher_patches`.
@@ -42,7 +42,7 @@ class StorageRecord(weakref.ref[Any]):
         number: serial number, in the order in which storages were met.
         size: bytes of the storage when on the device.
         rounded_bytes: bytes of device memory, the size rounded up.
-        state: HERE, LEAVING, AWAY, COMING or GONE.
+        state: RESIDENT, OFFLOADING, OFFLOADED, RELOADING or ENDED.
         movable: whether the memory may be freed and allocated again.
         pins: number of present users past the dispatcher; a pinned storage does not move.
         born: (operation, place among the operation's results) in this iteration, with places -1, -2, ... for
@@ -51,7 +51,7 @@ class StorageRecord(weakref.ref[Any]):
         last: number of the last operation that used the storage, counted over all iterations.
         copy: copy on the host, possibly stale; None without a copy.
         has_valid_copy: whether nothing wrote to the storage since the copy was started.
-        transfer: the transfer under way while LEAVING or COMING.
+        transfer: the transfer under way while OFFLOADING or RELOADING.
     """
 
     __slots__ = (
@@ -87,7 +87,8 @@ class StorageRegistry:
         device: kind of the device, such as ``cpu``.
         records: records by ``id`` of the storage. Dead records stay until `take_dead`, so a lookup must
             compare the storage itself (`find`).
-        resident_bytes: device memory of all storages that are not AWAY, dead ones included until `take_dead`.
+        resident_bytes: device memory of all storages that are not OFFLOADED, dead ones included until
+            `take_dead`.
         foreign_bytes: the part of `resident_bytes` that is not the pool's.
         dead: records of storages that ended and are not yet buried. Python drops a Ctrl-C raised in a weak
             reference's callback, so the callback does no more than this single append, in C.

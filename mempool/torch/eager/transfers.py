@@ -53,15 +53,17 @@ class TransferManager:
     """Offloads and reloads storages, one at a time, and keeps the states in `storages` true.
 
     Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
-    lines matters: once the copy is good, an interrupted record errs towards AWAY; before, towards HERE.
+    lines matters: once the copy is good, an interrupted record errs towards OFFLOADED; before that, towards
+    RESIDENT.
 
     Attributes:
         lock: held while something moves.
         thread: the thread whose operations are planned, and which may use storages on the device without
             lending.
-        least_bytes: smaller storages do not move.
-        stays: whether all storages stay on the device, since unseen operations may use them.
-        arrived: (row of the plan, transfer) of each finished reload, until the reader clears the list.
+        min_bytes: smaller storages do not move.
+        holds_all: whether all storages stay on the device, since unseen operations may use them.
+        finished_reloads: (row of the plan, transfer) of each finished reload, until the reader clears the
+            list.
     """
 
     def __init__(self, engine: Engine, storages: StorageRegistry, counts: OffloadCounters) -> None:
@@ -192,10 +194,6 @@ class TransferManager:
             for record in absent:
                 if record.state == RELOADING:
                     self.wait(record)
-
-    def mark_stale(self, record: StorageRecord) -> None:
-        """Mark the host copy of a storage as stale."""
-        record.has_valid_copy = False
 
     def lend(self, record: StorageRecord) -> bool:
         """Reload and pin a storage until `returned`; return whether the storage was offloaded."""

@@ -63,7 +63,7 @@ class PinnedArena:
     """
 
     def __init__(self, memory: Any, size: int) -> None:
-        """Create an arena of `size` bytes of a memory such as `cuda_runtime.Locked`."""
+        """Create an arena of `size` bytes of a memory such as `PinnedMemory`."""
         self._memory, self._size = memory, size // PAGE * PAGE
         self._begins: list[int] = []
         self._parts: list[FreeList] = []

@@ -10,8 +10,7 @@ from shown import Packed
 
 from mempool.show import content, scene_of
 from mempool.show.annotations import annotations_of
-from mempool.show.timeline import timeline_of
-from traces import EventType, Trace, buffers_of
+from traces import EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
 
 A, F, MARK, RESERVE, REFUSED = (
@@ -39,21 +38,12 @@ def test_nested_ranges_have_increasing_depth() -> None:
 
 
 def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
-    """A range may begin before the recording, or end after the recording."""
     notes = annotations_of(marks((1, 3), (0, 2), (0, 3)), None)
     assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
 
 
-def test_other_marks_are_moments() -> None:
-    notes = annotations_of(marks((0, 2), (-1, 4), (1, 2), (-1, -1)), None)
-    assert (notes.mark.tolist(), notes.mark_name.tolist()) == ([1, 3], [4, -1])
-
-
 def ran_out(**more: Any) -> Trace:
-    """A trace of two devices with a buffer each.
-
-    Refused requests have 900 and 70 bytes on device 0, 800 on device 1.
-    """
+    """Two devices with a buffer each, and refused requests of 900, 800 and 70 bytes."""
     columns: dict[str, Any] = {
         "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
         "size": [100, 400, 900, 800, 70], "device": [0, 1, 0, 1, 0], "address": [0, 0, -1, -1, -1],
@@ -108,10 +98,7 @@ WINDOW = {"history.0": "window", "live_before.0": "300", "reserved_before.0": "1
 
 
 def cut(metadata: dict[str, str]) -> Trace:
-    """A trace with a segment and two buffers of 300 bytes from before.
-
-    A buffer of 50 bytes follows, and a free of the first.
-    """
+    """A trace with a segment and two buffers of 300 bytes from before."""
     return Trace.of(
         [RESERVE, A, A, A, F], [-1, 0, 1, 2, 0], [1000, 100, 200, 50, 0], address=[0, 0, 100, 300, -1],
         metadata=metadata,
@@ -131,7 +118,6 @@ def test_memory_from_before_the_recording_is_drawn_from_its_beginning() -> None:
 
 
 def test_state_without_a_history_draws_the_end_only() -> None:
-    """Buffers alive at the end are drawn at one moment and in their addresses; nothing is simulated."""
     trace = cut(WINDOW | {"history.0": "absent"})[:4]
     scene = scene_of(trace)
     (timeline,), (view,) = scene.timelines, scene.views
@@ -142,9 +128,3 @@ def test_state_without_a_history_draws_the_end_only() -> None:
     assert "only the state at the end is known" in timeline.caveats[0]
     with pytest.raises(ValueError, match="none were recorded"):
         scene_of(trace, allocators=["first_fit"])
-
-
-def test_base_row_outside_the_first_rows_moves_nothing() -> None:
-    trace = cut(WINDOW | {"live_before.0": "999999"})
-    timeline = timeline_of(buffers_of(trace), "", trace=trace)
-    assert timeline.since == 1  # after the segment

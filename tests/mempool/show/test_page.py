@@ -28,7 +28,6 @@ def page(visit: Callable[..., Any]) -> Any:
 
 
 def test_page_shows_the_rectangles_peak_composition_and_facts_of_the_trace(page: Any) -> None:
-    """Rectangles, peak, composition and facts agree with the trace."""
     assert visible(page) == [0, 1, 2, 3]
     rectangles = page.evaluate("mempoolShow.models.large.data")
     drawn = sorted(zip(*(rectangles[k] for k in ("row", "left", "right", "bottom", "top")), strict=True))
@@ -65,7 +64,6 @@ def test_tooltip_describes_the_rectangle_under_the_pointer(page: Any) -> None:
 
 
 def test_wheel_zooms_about_the_pointer(page: Any) -> None:
-    """The point under the pointer does not move, and the other rectangles leave the window."""
     x, y = place(page, 3.5, 500 * KIB)
     page.mouse.move(x, y)
     for _ in range(4):
@@ -92,7 +90,6 @@ def test_dragging_moves_the_window(page: Any) -> None:
 
 
 def test_range_brushed_in_the_load_becomes_the_window(page: Any) -> None:
-    """The brush: a range selected above becomes the range shown below."""
     page.evaluate("mempoolShow.models.addresses.x_range.setv({start: 6, end: 7})")
     box = page.evaluate(
         """() => { const view = Bokeh.index.find_one_by_id(mempoolShow.models.load.id)
@@ -122,10 +119,7 @@ SEARCHES = {
 
 
 def test_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
-    """Matches keep their colour, other buffers lose theirs.
-
-    The page tells the number and bytes of matches.
-    """
+    """Matches keep their colour, other buffers lose theirs."""
     for wanted, rows in SEARCHES.items():
         page.fill("#search", wanted)
         found = page.evaluate("Array.from(mempoolShow.matches).flatMap((yes, row) => yes ? [row] : [])")
@@ -139,17 +133,6 @@ def test_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         large = page.evaluate("mempoolShow.models.large.data")
         bright = {row for row, colour in zip(large["row"], large["colour"], strict=True) if colour != dim}
         assert bright == set(rows)
-
-
-def test_enter_steps_through_the_matches(page: Any) -> None:
-    """Each match is chosen in turn, shown whole, and described."""
-    page.fill("#search", "=100k")
-    for row, called in ((0, "one"), (3, "four")):
-        page.press("#search", "Enter")
-        resting(page)
-        assert f"#{row}" in page.locator("#chosen").inner_text()
-        assert called in page.locator("#chosen").inner_text()
-        assert row in visible(page)
 
 
 def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
@@ -171,7 +154,6 @@ def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> N
 
 
 def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
-    """Tab visits every control, each shows the focus, and the figure moves and zooms."""
     page = visit(figure(four_buffers()).html())
     controls = ["stacked", "addresses", "by", "together", "search", "previous", "next", "in", "out", "whole"]
     controls += ["peak", "theme", "figure"]
@@ -196,7 +178,6 @@ def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
 
 
 def test_every_control_has_a_name(page: Any) -> None:
-    """Screen readers read the name of each control."""
     unnamed = page.evaluate(
         """[...document.querySelectorAll("select, input, button, [tabindex]")].filter((one) =>
           !(one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") ||
@@ -206,7 +187,6 @@ def test_every_control_has_a_name(page: Any) -> None:
 
 
 def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
-    """A click in the figure lists the buffers alive at that time."""
     page.mouse.click(*place(page, 1.5, 200 * KIB))
     assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
     assert "#1" in page.locator("#chosen").inner_text()
@@ -215,7 +195,6 @@ def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
 
 
 def test_selected_view_is_drawn(visit: Callable[..., Any]) -> None:
-    """A requested allocator is listed beside the recorded view and drawn at the simulated addresses."""
     page = visit(figure(four_buffers(), allocators=["first_fit"]).html())
     assert page.locator("#view option").all_inner_texts() == ["recorded", "first_fit"]
     assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
@@ -225,7 +204,6 @@ def test_selected_view_is_drawn(visit: Callable[..., Any]) -> None:
 
 
 def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[..., Any]) -> None:
-    """Heading and title name the shown device; the selector switches devices."""
     page = visit(figure(four_buffers(device=[0, 1, 0, 1, 0, 1, 1, 0]), title="four").html())
     options = ["device 0, peak 100.00 KiB", "device 1, peak 600.00 KiB"]
     assert page.locator("#device option").all_inner_texts() == options
@@ -235,10 +213,6 @@ def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[.
     page.select_option("#device", "0")
     assert (page.locator("h1").inner_text(), page.title()) == ("four · device 0", "device 0 · four")
     assert "peak load 100.00 KiB" in page.locator("#facts").inner_text()
-
-
-def test_single_device_needs_no_selector(page: Any) -> None:
-    assert not page.locator("#device").is_visible()
 
 
 TICKS = {
@@ -251,10 +225,6 @@ TICKS = {
 
 
 def test_tick_labels_differ_at_every_zoom(page: Any) -> None:
-    """Bytes have as many digits as distinguish the ticks.
-
-    Events are whole numbers, so no tick lies within an event.
-    """
     label = "(ticks) => mempoolShow.models.addresses.left[0].formatter.doFormat(ticks, {loc: 0})"
     for ticks, labels in TICKS.items():
         assert page.evaluate(label, list(ticks)) == labels
@@ -274,7 +244,6 @@ HOSTILE = (
 
 
 def test_names_of_a_trace_are_text(visit: Callable[..., Any]) -> None:
-    """Nothing in operations, frames, metadata or the file's name is markup, code or a request."""
     count = len(HOSTILE)
     trace = Trace.of(
         [0] * count, np.arange(count), 1000, operation=np.arange(count), frame=np.arange(count),
@@ -303,7 +272,6 @@ ASKING = {
 
 
 def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> None:
-    """Even injected code is refused by the policy, and nothing is sent."""
     for code, directive in ASKING.items():
         refused = page.evaluate(
             """(code) => new Promise((done) => {
@@ -317,15 +285,6 @@ def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> No
     complaints.clear()
 
 
-def test_tooltip_names_a_part_of_a_lifetime(visit: Callable[..., Any]) -> None:
-    """Each rectangle of a buffer with a gap is one part."""
-    page = visit(figure(Buffers.of([0], [10], [1000], gaps=[(0, 4, 6)])).html())
-    page.mouse.move(*place(page, 2, 500))
-    assert "part of its lifetime 0 to 4, 4 events" in (tooltip(page) or "")
-    page.mouse.move(*place(page, 5, 500))
-    assert tooltip(page) is None
-
-
 @pytest.mark.parametrize(
     "what",
     [
@@ -336,7 +295,6 @@ def test_tooltip_names_a_part_of_a_lifetime(visit: Callable[..., Any]) -> None:
     ],
 )
 def test_smallest_and_largest_inputs_make_a_page(visit: Callable[..., Any], what: Trace | Buffers) -> None:
-    """No events, one buffer, sizes of zero, the largest numbers: a page without complaints."""
     page = visit(figure(what).html())
     page.mouse.move(640, 500)
     page.click("#whole")

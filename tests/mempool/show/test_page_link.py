@@ -31,7 +31,6 @@ def test_untouched_page_has_a_plain_address(page: Any) -> None:
 
 
 def test_page_address_restores_the_whole_view_state(page: Any) -> None:
-    """The view, picture, owners, search, moment, chosen buffer and window return after a reload."""
     page.select_option("#view", "1")
     page.click("#stacked")
     page.select_option("#by", "stream")
@@ -69,7 +68,6 @@ def test_changed_page_address_changes_the_view(page: Any) -> None:
     ],
 )
 def test_invalid_page_address_does_no_harm(page: Any, state: str) -> None:
-    """Meaningless parts are ignored."""
     page.evaluate("(state) => { location.hash = state }", state)
     page.wait_for_timeout(400)
     assert page.evaluate(STATE)[:2] == ["addresses", 0]

@@ -87,25 +87,14 @@ def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., 
 
 
 def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
-    """The line of reserved memory is in the stacked picture only where near the load."""
     for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
         trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
         page = visit(figure(trace).html())
         assert page.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
 
 
-def test_page_of_a_successful_program_has_no_list_of_failures(visit: Callable[..., Any]) -> None:
-    page = visit(figure(Trace.of([A], [0], [5])).html())
-    assert not page.locator("#refused").is_visible()
-    assert not page.evaluate("mempoolShow.models.strip.visible")
-    assert "out of memory" not in page.locator("body").inner_text().lower()
-
-
 def test_ranges_and_marks_are_a_strip(page: Any) -> None:
-    """Ranges are drawn by depth with their names, marks above.
-
-    The pointer names a range, a click shows its time.
-    """
+    """Ranges are drawn by depth with their names, marks above."""
     data = page.evaluate("mempoolShow.models.ranges.data")
     assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
     texts = page.evaluate("mempoolShow.models.named.data_source.data.text")
@@ -120,7 +109,6 @@ def test_ranges_and_marks_are_a_strip(page: Any) -> None:
 
 
 def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
-    """The tooltip has the stack as far as the screen allows, the chosen buffer has the whole stack."""
     page.mouse.move(*place(page, 4.5, 2 * MIB))
     lines = (tooltip(page) or "").splitlines()
     assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
@@ -130,15 +118,7 @@ def test_stack_of_a_buffer_is_shown_whole(page: Any) -> None:
     assert all(f"deep.py:{k} f" in said for k in range(60))
 
 
-def test_search_finds_a_line_of_a_stack(page: Any) -> None:
-    page.fill("#search", "train.py:9")
-    assert page.locator("#found").inner_text().startswith("1 buffer of 4.00 MiB")
-    page.fill("#search", "deep.py:59")
-    assert page.locator("#found").inner_text().startswith("1 buffer of 8.00 MiB")
-
-
 def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:
-    """The heading says so; no load over time, no lifetime, and no moment to choose."""
     trace = Trace.of(
         [RESERVE, A, A], [-1, 0, 1], [1000, 100, 200], address=[0, 0, 500], operation=[-1, 0, 1],
         names=("one", "two"), metadata={"history.0": "absent", "live_before.0": "300"},

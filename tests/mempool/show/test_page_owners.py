@@ -65,7 +65,6 @@ def test_every_owner_grouping_is_selectable(page: Any) -> None:
 
 
 def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
-    """Rows of unknown owners too; among names that contain each other only the row's own."""
     for kind, row, expected in [
         ("module", 0, [0, 2]),
         ("module", 1, [1, 3]),
@@ -82,7 +81,6 @@ def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
 
 
 def test_buffer_marks_its_row(page: Any) -> None:
-    """While the pointer is on the buffer, and as long as the buffer is chosen."""
     page.select_option("#by", "operation")
     page.mouse.move(*place(page, 4.5, 300 * KIB))
     assert marked(page, "pointed") == ["three"]
@@ -94,7 +92,6 @@ def test_buffer_marks_its_row(page: Any) -> None:
 
 
 def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
-    """The table of 150 owners has the largest hundred and the number of the others."""
     count = 150
     trace = Trace.of(
         [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,

@@ -33,7 +33,6 @@ def under(page: Any, time: float, kib: float) -> str | None:
 
 
 def test_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
-    """Buffers 0 and 1 are alive at 1.5, buffer 1 alone at 2.5, buffers 1, 2 and 3 at 4.5."""
     assert page.locator("#stacked").get_attribute("aria-pressed") == "true"
     assert visible(page) == [0, 1, 2, 3]
     assert [under(page, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
@@ -47,7 +46,6 @@ def test_oldest_buffer_is_lowest_and_others_slide_down(page: Any) -> None:
 
 
 def test_outline_of_a_buffer_follows_the_buffers_below(page: Any) -> None:
-    """Buffer 2 lies above buffer 1 until the free of buffer 1 at 5."""
     page.mouse.click(*place(page, 4.5, 300 * KIB))
     data = page.evaluate("mempoolShow.models.chosen.data")
     assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
@@ -66,7 +64,6 @@ def test_grouped_owners_are_stacked_by_their_bytes(page: Any) -> None:
 
 
 def test_found_buffers_are_lowest(page: Any) -> None:
-    """Their sum over time is the edge between colours and grey."""
     page.fill("#search", "stream=7")
     assert [under(page, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
 
@@ -82,7 +79,6 @@ def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> Non
 
 
 def test_step_to_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
-    """The window of a buffer that lives throughout is all of time in either picture, and no bytes below 0."""
     page = visit(figure(Buffers.of([0, 2], [100, 4], [1000, 10])).html())
     for picture in ("#stacked", "#addresses"):
         page.click(picture)
@@ -114,18 +110,7 @@ def test_small_pieces_are_a_single_grey_band(
     assert [page.evaluate(painted, high) for high in heights] == [True, True, True, False]
 
 
-def test_keys_change_the_picture(page: Any) -> None:
-    page.focus("#figure")
-    page.keyboard.press("a")
-    assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
-    assert len(page.evaluate("mempoolShow.models.large.data.row")) == 4
-    page.keyboard.press("s")
-    assert page.evaluate("mempoolShow.models.large.data.row") == []
-    assert visible(page) == [0, 1, 2, 3]
-
-
 def test_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
-    """A search and a step move the picture: the tooltip names the buffer then under the pointer."""
     assert under(page, 4.5, 300) == "buffer #2"
     page.focus("#figure")
     page.keyboard.press("/")

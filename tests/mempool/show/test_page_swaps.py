@@ -20,10 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def page(visit: Callable[..., Any]) -> Any:
-    """A page of ten operations of a second.
-
-    A 4 MiB buffer is away from 3 to 7, in favour of another of 4 MiB.
-    """
+    """A page of ten operations of a second: a 4 MiB buffer is away from 3 to 7, in favour of another."""
     step = step_from([1.0] * 10, [(4 * MIB, [(0, True), (9, False)]), (4 * MIB, [(4, True), (5, False)])])
     schedule = one_move((0, 0, 0, 3, 7, 9))
     link = Link(0.0, 1 / (2 * MIB), 0.0, 1 / (2 * MIB))
@@ -48,7 +45,6 @@ def test_stays_absences_and_copies_are_drawn(page: Any) -> None:
 
 
 def test_load_before_and_after_swapping_is_drawn(page: Any) -> None:
-    """The load without swaps is a line above the load with swaps, and the numbers are in the text."""
     assert max(page.evaluate("Array.from(mempoolShow.models.before.data.bytes)")) == 8 * MIB
     assert max(page.evaluate("Array.from(mempoolShow.models.curve.data.bytes)")) == 4 * MIB
     assert page.evaluate("mempoolShow.models.load.y_range.end") > 8 * MIB
@@ -57,26 +53,9 @@ def test_load_before_and_after_swapping_is_drawn(page: Any) -> None:
         assert said in facts
 
 
-def test_description_of_a_stay_names_its_copies(page: Any) -> None:
-    page.focus("#figure")
-    page.keyboard.press("n")
-    said = page.locator("#chosen").inner_text()
-    assert "0 to 3, 3 operations, about 3.00 s" in said
-    assert "copied from 1, gone at 3, back at 7" in said
-    for _ in range(2):
-        page.keyboard.press("n")
-    assert "asked for at 7, used by 9" in page.locator("#chosen").inner_text()
-
-
 def test_host_copies_are_a_separate_view(page: Any) -> None:
-    """Nothing moves there, and the marks of moves are hidden."""
     assert page.locator("#device option").count() == 2
     page.select_option("#device", "1")
     assert rows(page, "large", "row", "left", "right") == [(0, 0, 10)]
     assert rows(page, "absent", "row") == rows(page, "marks", "time") == []
     assert "copied to the host" not in page.locator("#legend").inner_text()
-
-
-def test_dark_theme_keeps_the_absences(page: Any) -> None:
-    page.click("#theme")
-    assert len(rows(page, "absent", "row")) == 1

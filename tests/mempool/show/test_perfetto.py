@@ -27,7 +27,6 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_slices_and_counters_are_the_trace_s(tmp_path: Path, name: str) -> None:
-    """Every slice begins and ends, with the trace's clock; the load's counter reaches the peak."""
     trace = four_buffers()
     assert write_perfetto(scene_of(trace), tmp_path / name) == 4
     read = events(tmp_path / name)
@@ -77,7 +76,6 @@ def test_ranges_marks_and_refused_requests_are_events(tmp_path: Path) -> None:
 
 
 def test_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest buffers have slices; the counter still counts all."""
     monkeypatch.setattr(perfetto, "_MOST_SLICES", 10)
     start = np.arange(50_000)
     scene = scene_of(Buffers.of(start, start + 100, start + 1))

@@ -38,7 +38,6 @@ def scene(given_: tuple[Step, Link, Schedule]) -> Scene:
 
 @given(moving())
 def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
-    """The loads agree at each operation of each turn, with swaps and without."""
     step, k = one[0], len(one[0])
     timeline = scene(one).timelines[0]
     turns = -(-int(timeline.end.max()) // k)
@@ -93,7 +92,6 @@ def test_page_holds_the_moves_and_the_clock_of_a_swap_scene(one: tuple[Step, Lin
 
 
 def test_invalid_and_empty_schedules_are_refused() -> None:
-    """Any schedule is checked; a schedule without moves, and times beyond any lifetime, are errors."""
     step = step_from([1.0] * 4, [(8, [(0, True), (3, False)])])
     wrong = one_move((0, 0, 0, 1, 3, 3), copied=False)
     with pytest.raises(PlanError, match="host has no copy"):

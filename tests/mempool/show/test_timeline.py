@@ -11,14 +11,12 @@ from mempool.show.thinning import load_of
 from mempool.show.timeline import timeline_of
 from solvers import load_curve, peak_load
 from traces import Buffers, buffers_of
-from traces.workload import buffers as workload
 
 LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 99)), max_size=20)
 
 
 @given(LINES)
 def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
-    """The curves agree at every time; this curve is too short to be thinned."""
     start = np.array([row[0] for row in rows], np.int64)
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
@@ -35,7 +33,6 @@ def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
 
 
 def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
-    """A hundred thousand buffers are reduced to some thousand points, the highest of all among them."""
     rng = np.random.default_rng(0)
     start = np.arange(100_000)
     buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
@@ -53,10 +50,7 @@ def test_gap_of_a_buffer_is_not_drawn() -> None:
 
 
 def test_circle_is_drawn_in_the_steady_state() -> None:
-    """The page draws one iteration more than the repetition of addresses.
-
-    Buffers left by earlier iterations are drawn at once.
-    """
+    """One iteration more than the repetition of addresses, with the buffers of earlier iterations."""
     buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
     timeline = timeline_of(buffers, "", columns=2)
     drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
@@ -64,12 +58,6 @@ def test_circle_is_drawn_in_the_steady_state() -> None:
     assert of_second == [(0, 2), (0, 8), (5, 14), (11, 18), (17, 18)]
     assert sorted((s, e) for owner, s, e in drawn if owner == 0) == [(1, 4), (7, 10), (13, 16)]
     assert load_of(timeline)[2][1] == peak_load(buffers)
-
-
-def test_large_circle_is_drawn_for_a_single_turn() -> None:
-    buffers = workload(300_000)
-    timeline = timeline_of(buffers, "", columns=3)
-    assert timeline.end.max() == buffers.period
 
 
 def test_persistent_buffers_are_counted_but_not_drawn() -> None:

@@ -40,7 +40,6 @@ def test_drawn_address_maps_back_to_the_real_address(rows: list[tuple[int, int]]
 
 
 def test_large_hole_between_addresses_is_left_out() -> None:
-    """Two buffers a TiB apart are drawn one above the other."""
     timeline = timeline_of(Buffers.of([0, 0], [1, 1], [100, 50]), "")
     view = recorded_view("", 0, timeline, np.array([2**41, 2**40]))
     assert sorted(view.address.tolist()) == [0, 50]
@@ -88,7 +87,6 @@ def test_every_device_has_a_timeline() -> None:
 
 
 def test_trace_without_addresses_gets_a_plan() -> None:
-    """A page without rectangles would be empty."""
     (view,) = scene_of(four_buffers(address=-1)).views
     assert (view.title, view.offsets) == ("planned, greedy", True)
     assert (view.address >= 0).all()

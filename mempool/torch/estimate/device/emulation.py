@@ -8,15 +8,17 @@ A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the b
 the CPU support everything, but some functions take other buffers there. Inside the block these take the
 target's buffers:
 
-* attention: `attention.py` chooses the kernel; dropout keeps a mask of bytes, not of the input's type; a
-  recurrent layer is one cuDNN call (`recurrent.py`); all through `kernels.py`;
-* `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`precision.py`);
+* attention takes CUDA's kernels; dropout keeps a mask of bytes, not of the input's type; a recurrent layer is
+  one cuDNN call; all through `kernels.py`;
+* `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`autocast.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`patch_module_conversion`);
-* transformers, unable to read positions, does not assume packed sequences (`masks.py`);
-* optimizers of bitsandbytes have their state, and take no step (`eight_bit.py`);
-* `trunc_normal_`, unable to read values, does not draw forever for values within bounds (`drawn.py`).
+* transformers, unable to read positions, does not assume packed sequences (`library_patches.py`);
+* optimizers of bitsandbytes have their state, and take no step
+  (`mempool.torch.estimate.fake.eight_bit_optimizers`);
+* `trunc_normal_`, unable to read values, does not draw forever for values within bounds
+  (`library_patches.py`).
 
 Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
 deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never

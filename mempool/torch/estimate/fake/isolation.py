@@ -167,7 +167,7 @@ def isolated() -> Iterator[None]:
         yield
 
 
-#: Whether an enclosing block has frozen the existing objects; `gc.get_freeze_count` would count them all.
+#: True while an enclosing block has frozen the existing objects; `gc.get_freeze_count` would count them all.
 _frozen = False
 
 
