@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from processes import told_by
+from processes import forking, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,6 +160,13 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
         return said if isinstance(said, list) else [said]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def forking_process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """The process from which the tests of a file are forked that run alone."""
+    with forking(request.path) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
