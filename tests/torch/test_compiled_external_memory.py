@@ -253,21 +253,18 @@ LARGER = [
 ]
 PROGRAMS = [
     (Late, once, 0.85, 0.999),
-    (Skipped, once, 0.55, 0.999),
+    pytest.param(Skipped, once, 0.55, 0.999, marks=pytest.mark.full),
     pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
     (Regions, by_regions, 0.6, 0.85),
-    (Wide, twice, 0.75, 0.9),
+    pytest.param(Wide, twice, 0.75, 0.9, marks=pytest.mark.full),
     (Parts, by_parts, 0.75, 0.9),
-    (Wide, loss_outside, 0.9, 0.9),
+    pytest.param(Wide, loss_outside, 0.9, 0.9, marks=pytest.mark.full),
     (Late, accumulated, 0.9, 0.9),
-    (Late, with_optimizer, 0.9, 0.9),
+    pytest.param(Late, with_optimizer, 0.9, 0.9, marks=pytest.mark.full),
 ]
 
 
-@pytest.mark.parametrize(
-    ("make", "compile_step", "share", "used"),
-    [pytest.param(*one, marks=[pytest.mark.full] if k % 3 else []) for k, one in enumerate(PROGRAMS)],
-)
+@pytest.mark.parametrize(("make", "compile_step", "share", "used"), PROGRAMS)
 def test_steps_hold_the_least_limit_named_by_refusals(
     make: type[nn.Module], compile_step: Callable[..., Any], share: float, used: float, pool: TensorPool
 ) -> None:
