@@ -175,26 +175,6 @@ class FitPacker:
     def work(self) -> int:
         """Work units spent so far; one is about one comparison of first fit."""
 
-class OrderSearch:
-    """Seeded search over orders for lowest valley first."""
-
-    def __init__(self, jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
-
-    def advance(self, budget: int, target: int) -> bool:
-        """
-        Continue for about `budget` work units; return true if a smaller arena was found.
-        """
-
-    @property
-    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
-
-    @property
-    def arena(self) -> int: ...
-
-    @property
-    def work(self) -> int:
-        """Work units spent so far; one is about one comparison of first fit."""
-
 class LocalRepair:
     """Repair of a plan around the highest job, place by place."""
 

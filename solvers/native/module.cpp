@@ -109,14 +109,6 @@ void add_plan(nb::class_<T>& type) {
       .def_prop_ro("work", &T::work, "Work units spent so far; one is about one comparison of first fit.");
 }
 
-// Adds advance() and the properties of a heuristic that improves a plan.
-template <class T>
-void add_improvement(nb::class_<T>& type) {
-  type.def("advance", &T::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Continue for about `budget` work units; return true if a smaller arena was found.");
-  add_plan(type);
-}
-
 // Binds a search that continues to improve the given plan.
 template <class T>
 void bind_repair(nb::module_& m, const char* name, const char* doc) {
@@ -129,7 +121,9 @@ void bind_repair(nb::module_& m, const char* name, const char* doc) {
              new (self) T(jobs, std::move(begin), seed);
            },
            "jobs"_a, "offsets"_a, "seed"_a, nb::keep_alive<1, 2>());
-  add_improvement(type);
+  type.def("advance", &T::advance, "budget"_a, "target"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Continue for about `budget` work units; return true if a smaller arena was found.");
+  add_plan(type);
 }
 
 // Binds a complete search for offsets within a capacity.
@@ -181,15 +175,6 @@ void bind_searches(nb::module_& m) {
            "Continue for about `budget` work units; return true if all jobs are placed.");
   add_plan(fit);
 
-  nb::class_<packing::OrderSearch> orders(m, "OrderSearch", "Seeded search over orders for lowest valley first.");
-  orders.def("__init__",
-             [](packing::OrderSearch* self, const Jobs& jobs, const In<int32_t>& order, uint64_t seed) {
-               auto checked = order_of(jobs, order);
-               nb::gil_scoped_release release;
-               new (self) packing::OrderSearch(jobs, std::move(checked), seed);
-             },
-             "jobs"_a, "order"_a, "seed"_a);
-  add_improvement(orders);
   bind_repair<packing::LocalRepair>(m, "LocalRepair", "Repair of a plan around the highest job, place by place.");
   bind_repair<packing::WindowRepair>(m, "WindowRepair", "Repair of a plan, one time window after the other.");
 

@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from solvers.packing.greedy import Order
     from solvers.packing.jobs import Jobs
     from solvers.packing.portfolio import Work
     from solvers.packing.task import Task
 
 _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
-_Improvement: TypeAlias = _core.LocalRepair | _core.OrderSearch | _core.WindowRepair
+_Improvement: TypeAlias = _core.LocalRepair | _core.WindowRepair
 
 
 def can_search_skyline(jobs: Jobs) -> bool:
@@ -61,17 +60,16 @@ def can_search_pairs(jobs: Jobs) -> bool:
     return len(jobs) <= most and can_repair(jobs)
 
 
-def search_in_turns(task: Task, order: Order, nodes: int | None = None) -> None:
+def search_in_turns(task: Task, nodes: int | None = None) -> None:
     """Improve the task's offsets until the bound, a proof or a limit is reached.
 
     First and best fit run after the first turn, because the first turn is often the last one and is shorter.
 
     Args:
         task: the task to pack; must have offsets.
-        order: starting point of the search over orders.
         nodes: also stop after about this many nodes; `Task.stopped_by` then stays empty.
     """
-    TurnSearch(task, order).run(nodes)
+    TurnSearch(task).run(nodes)
 
 
 class TurnSearch:
@@ -79,13 +77,10 @@ class TurnSearch:
 
     Args:
         task: the task to pack; must have offsets.
-        order: starting point of the search over orders.
     """
 
-    def __init__(self, task: Task, order: Order) -> None:
+    def __init__(self, task: Task) -> None:
         self._task, self._native = task, task.jobs.native()
-        self._first_order = order
-        self._order_search: _core.OrderSearch | None = None
         self._seeds = 0
         self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
         self._part = 0.5  # fraction of the gap that the next step is to close
@@ -98,6 +93,9 @@ class TurnSearch:
         """Search until the bound, a proof, a limit or about `nodes` more nodes are reached."""
         until = None if nodes is None else self._task.budget.nodes + nodes
         turns = self._turns()
+        if not turns:
+            self._task.stopped_by = "finished"
+            return
         early, late = self._portfolio_work(turns)
         try:
             self._share(early)
@@ -124,7 +122,7 @@ class TurnSearch:
         early = len(jobs) > OPTIONS.many and self._pack_peak_outward in turns
         if early:
             work.append(pack_peak_outward)
-        if len(jobs) <= OPTIONS.order_search and self._repair in turns:
+        if len(jobs) <= OPTIONS.helped_repair and self._repair in turns:
             work += [self._helper_work(turns)] * others
         return (work[:others], []) if early else ([], work[:others])
 
@@ -146,7 +144,6 @@ class TurnSearch:
 
     def _turns(self) -> list[Callable[[int], None]]:
         jobs = self._task.jobs
-        order = [self._order] if len(jobs) <= OPTIONS.order_search else []
         repair = [self._repair] if can_repair(jobs) else []
         if len(jobs) > OPTIONS.many and can_repair_windows(jobs):
             repair.insert(0, self._repair_windows)
@@ -155,8 +152,8 @@ class TurnSearch:
         pairs = [self._pairs_below] if can_search_pairs(jobs) else []
         if can_search_skyline(jobs):
             below = [self._below] if pairs else []
-            return [self._target, *below, *pairs, *repair, self._between, *order]
-        return [*pairs, *([self._pairs] if pairs else []), *order, *repair] or [self._order]
+            return [self._target, *below, *pairs, *repair, self._between]
+        return [*pairs, *([self._pairs] if pairs else []), *repair]
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
         jobs = self._task.jobs
@@ -253,7 +250,7 @@ class TurnSearch:
 
     def _max_load_first(self) -> NDArray[np.int64] | None:
         task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
-        if len(order) > OPTIONS.order_search:  # computing the plan again would take long
+        if len(order) > OPTIONS.helped_repair:  # computing the plan again would take long
             return task.offsets if task.max_load_first_offsets is None else task.max_load_first_offsets
         return _core.pack_max_load_first(self._native, order, task.target, _core.Cancel())
 
@@ -285,17 +282,6 @@ class TurnSearch:
         if search.arena < self._task.arena and (offsets := search.offsets) is not None:
             self._task.offer(offsets, search.arena)
         self._task.done()
-
-    def _order(self, budget: int) -> None:
-        task, search = self._task, self._order_search
-        if search is None:  # the constructor runs a whole pass
-            begin, seed = self._first_order(), task.seed % 2**64
-            search = self._order_search = run_aside(
-                task, lambda _: _core.OrderSearch(self._native, begin, seed)
-            )
-            if search is None:
-                return
-        self._improve_plan(search, budget // 2)
 
     def _search(self, capacity: int, search_type: type[_Complete] = _core.SkylineSearch) -> _Complete | None:
         seed = self._next_seed()

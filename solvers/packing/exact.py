@@ -35,7 +35,7 @@ def exact(task: Task) -> None:
     Raises:
         ModuleNotFoundError: OR-Tools is not installed.
     """
-    if run_heuristics(task) is not None:
+    if run_heuristics(task):
         prove(task)
 
 

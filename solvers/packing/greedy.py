@@ -1,4 +1,4 @@
-"""Greedy packing heuristics: first fit, best fit and skyline in several orders, then a search over orders.
+"""Greedy packing heuristics: first fit, best fit and skyline in several orders, then local repair.
 
 The skyline heuristics are "lowest valley first", "maximum load first" (`solvers._core.pack_max_load_first`),
 "peak first" and "peak outward" (`solvers.packing.peak_outward.PeakOutward`), and window repair.
@@ -8,7 +8,6 @@ reached.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,55 +34,40 @@ _MOST_BYTES = 2.0**61
 
 
 def greedy(task: Task) -> None:
-    """Run every native kernel: the quick orders first, then a search over orders until the budget is spent.
+    """Run the quick orders, then local repair until the budget is spent.
 
-    Lowest valley first reaches the peak load on most traces of training; the search over orders helps on
-    irregular traces.
+    Lowest valley first reaches the peak load on most traces of training; repair helps on irregular traces.
     """
-    order = run_heuristics(task)
-    if order is not None:
-        _search(task, task.jobs.native(), order())
+    if run_heuristics(task):
+        _repair(task)
 
 
-def run_heuristics(task: Task) -> Order | None:
-    """Run only the quick orders and return the best order, or None if there is no reason to go on.
-
-    The task always has offsets afterwards.
-    """
-    order = run_skylines(task)
-    return order if order is not None and run_fits(task) else None
+def run_heuristics(task: Task) -> bool:
+    """Run only the quick orders; return whether to go on. The task always has offsets afterwards."""
+    return run_skylines(task) and run_fits(task)
 
 
-def run_skylines(task: Task) -> Order | None:
-    """Run the skyline heuristics and return the best order, or None if there is no reason to go on.
+def run_skylines(task: Task) -> bool:
+    """Run the skyline heuristics; return whether there is a reason to go on.
 
     The sequence is: lowest valley first by start time, which is quick; peak first and peak outward, if many
     jobs are alive at the peak; maximum load first, nearly always the best; window repair of many jobs; then
     lowest valley first in the other orders, unless there are very many jobs.
     """
     others = orders(task.jobs)
-    best = others.pop("start")
-    if not run_in_order(task, best()) or _near_enough(task):
-        return None
-    arena = task.arena
+    start = others.pop("start")()
+    if not run_in_order(task, start) or _near_enough(task):
+        return False
     if _many_at_peak(task.jobs) and not (_run_peak_first(task) and _run_peak_outward(task)):
-        return None
+        return False
     many = len(task.jobs) > OPTIONS.window_repair_first
-    if not (_run_on_many_jobs if many else _run_max_load_first)(task, best()):
-        return None
+    if not (_run_on_many_jobs if many else _run_max_load_first)(task, start):
+        return False
     if many:
         task.max_load_first_offsets = task.offsets
-    if len(task.jobs) > OPTIONS.single_order:
-        return partial(_offset_order, task.offsets)
-    if task.arena < arena:
-        best = partial(_offset_order, task.offsets)
-    for order in others.values():
-        arena = task.arena
-        if not run_in_order(task, order()):
-            return None
-        if task.arena < arena:
-            best = order
-    return best
+    return len(task.jobs) > OPTIONS.single_order or all(
+        run_in_order(task, order()) for order in others.values()
+    )
 
 
 def _run_on_many_jobs(task: Task, order: NDArray[np.int32]) -> bool:
@@ -297,17 +281,20 @@ def run_fit(
     return False
 
 
-def _search(task: Task, native: _core.Jobs, order: NDArray[np.int32]) -> None:
-    search = _core.OrderSearch(native, order, task.seed % 2**64)
-    task.offer(search.offsets, search.arena)  # may be at the target, then the search would find nothing
+def _repair(task: Task) -> None:
+    assert task.offsets is not None
+    if not can_repair(task.jobs):
+        task.stopped_by = "finished"
+        return
+    search = _core.LocalRepair(task.jobs.native(), task.offsets, task.seed % 2**64)
     for nodes in _slices(task, search):
-        if search.advance(nodes, max(task.target, task.lower_bound)):
+        if search.advance(nodes, task.target):
             task.offer(search.offsets, search.arena)
 
 
 def _slices(
     task: Task,
-    search: _core.FitPacker | _core.OrderSearch | _core.WindowRepair | PeakOutward,
+    search: _core.FitPacker | _core.LocalRepair | _core.WindowRepair | PeakOutward,
     *,
     check_nodes: bool = True,
 ) -> Iterator[int]:

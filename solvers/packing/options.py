@@ -89,8 +89,8 @@ class SearchOptions:
     many: int = 1_000
     #: Factor by which the turns of repair are longer with more than `many` jobs.
     long_repair: int = 4
-    #: Jobs above which the search over orders is skipped: each try is one pass over all jobs.
-    order_search: int = 20_000
+    #: Jobs above which no other threads repair, and maximum load first does not run again for repair.
+    helped_repair: int = 20_000
     #: Largest product of fixed jobs and jobs for the skyline search, which lists fixed offsets by section.
     fixed_sections: int = 2**26
 

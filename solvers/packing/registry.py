@@ -109,15 +109,14 @@ def auto(task: Task) -> None:
     """Run heuristics, bounds and searches, then the exact solver, if installed, on few jobs."""
     try_exact = len(task.jobs) <= OPTIONS.few and exact.available()
     search(task, OPTIONS.work_before_exact if try_exact else None)
-    if try_exact and task.stopped_by in ("", "nodes", "time"):
+    if try_exact and task.stopped_by in ("", "finished", "nodes", "time"):
         exact.prove(task, OPTIONS.auto_exact_nodes_per_second)
 
 
 def search(task: Task, nodes: int | None = None) -> None:
     """Run the skyline heuristics, then better bounds, then the searches in turn for about `nodes` nodes."""
-    order = run_skylines(task)
-    if order is not None and not _bounded(task):
-        search_in_turns(task, order, nodes)
+    if run_skylines(task) and not _bounded(task):
+        search_in_turns(task, nodes)
 
 
 def _bounded(task: Task) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -99,41 +100,41 @@ def solve(
     )
     if not (capacity is None or isinstance(capacity, int | np.integer)):
         capacity = int(capacity[0]) if arenas is None else arenas.end
-    return _solve_columns(
-        tried,
-        buffers,
-        capacity,
-        arenas,
-        stop,
-        seed,
-        solver,
-        threads,
-        on_improvement,
-        ProgressTotal(on_progress),
-    )
+    pieces = pieces_of(buffers)
+    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
+    request = _Request(buffers, pieces, bound, capacity, arenas, seed, solver, threads)
+    return _solve_columns(request, tried, stop, on_improvement, ProgressTotal(on_progress))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of `solve` that all attempts share; ``bound``: lower bound in bytes for any columns."""
+
+    buffers: Buffers
+    pieces: Pieces
+    bound: int
+    capacity: int | None
+    arenas: Arenas | None
+    seed: int
+    solver: str
+    threads: int
 
 
 def _solve_columns(
+    request: _Request,
     tried: list[int],
-    buffers: Buffers,
-    capacity: int | None,
-    arenas: Arenas | None,
     stop: Stop,
-    seed: int,
-    solver: str,
-    threads: int,
     on_improvement: Callable[[Plan], None] | None,
     total: ProgressTotal,
 ) -> Plan:
     """Return the best plan over these numbers of columns; a plan that is good enough ends the search."""
-    pieces = pieces_of(buffers)
-    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
-    enough = max(stop.target_bytes or 0, capacity or 0, bound)
+    bound, few = request.bound, len(request.buffers) <= OPTIONS.few
+    enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
     report = total.callback(lambda attempt: bound if several else attempt)
-    proofs = several and solver in ("auto", "search") and len(buffers) <= OPTIONS.few
+    proofs = several and request.solver in ("auto", "search") and few
     if proofs:
-        tried = sorted(tried, key=lambda columns: _estimate_arena(buffers, pieces, columns, stop, total))
+        tried = sorted(tried, key=lambda columns: _estimate_arena(request, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
 
     def better(plan: Plan) -> None:
@@ -145,21 +146,7 @@ def _solve_columns(
 
     for columns, part in attempts:
         try:
-            callback = None if on_improvement is None else better
-            plan = _Solve(
-                buffers,
-                pieces,
-                bound,
-                capacity,
-                arenas,
-                part,
-                seed,
-                solver,
-                threads,
-                callback,
-                report,
-                columns,
-            ).run()
+            plan = _Solve(request, columns, part, better if on_improvement else None, report).run()
         except KeyboardInterrupt:
             if attempts.best is None:
                 raise
@@ -167,16 +154,13 @@ def _solve_columns(
         total.add(plan)
         attempts.add(columns, plan)
         done = plan.offset is not None and plan.arena_bytes <= enough
-        if (
-            done
-            or plan.stopped_by == "interrupt"
-            or (plan.status is Status.INFEASIBLE and plan.stopped_by == "bound")
-        ):
+        infeasible = plan.status is Status.INFEASIBLE and plan.stopped_by == "bound"
+        if done or infeasible or plan.stopped_by == "interrupt":
             break
     return attempts.combined(bound)
 
 
-def _estimate_arena(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, total: ProgressTotal) -> int:
+def _estimate_arena(request: _Request, columns: int, stop: Stop, total: ProgressTotal) -> int:
     """Return the arena of a short search with this number of columns, used to try promising numbers first."""
     budget, arena = stop.node_budget, 0
     nodes = (
@@ -184,8 +168,8 @@ def _estimate_arena(buffers: Buffers, pieces: Pieces, columns: int, stop: Stop, 
         if budget is None
         else min(OPTIONS.estimate_nodes, budget // OPTIONS.estimate_share)
     )
-    for rows in _groups(buffers, pieces):
-        task = Task(jobs_of(buffers.select(rows).unrolled(columns)), Budget(Stop(nodes=nodes)))
+    for rows in _groups(request.buffers, request.pieces):
+        task = Task(jobs_of(request.buffers.select(rows).unrolled(columns)), Budget(Stop(nodes=nodes)))
         search(task)
         arena += task.arena
         total.nodes += task.budget.nodes
@@ -197,33 +181,24 @@ class _Solve:
 
     def __init__(
         self,
-        buffers: Buffers,
-        pieces: Pieces,
-        bound: int,
-        capacity: int | None,
-        arenas: Arenas | None,
+        request: _Request,
+        columns: int,
         stop: Stop,
-        seed: int,
-        solver: str,
-        threads: int,
         on_improvement: Callable[[Plan], None] | None,
         on_progress: Callable[[Progress], None] | None,
-        columns: int,
     ) -> None:
-        self._capacity, self._arenas, self._seed, self._solver = capacity, arenas, seed, solver
-        self._buffers = buffers if arenas is None else arenas.within(buffers)
-        self._pieces = pieces
+        buffers, self._capacity, self._arenas = request.buffers, request.capacity, request.arenas
+        self._request, self._pieces, self._bound = request, request.pieces, request.bound
+        self._buffers = buffers if self._arenas is None else self._arenas.within(buffers)
         self._on_improvement, self._on_progress = on_improvement, on_progress
-        self._threads = threads
         self._budget = Budget(stop, OPTIONS.assembly_seconds * len(buffers) * columns)
-        self._bound = bound
-        self._target = max(stop.target_bytes or 0, capacity or 0)
+        self._target = max(stop.target_bytes or 0, self._capacity or 0)
         # Buffers that are not packed: persistent ones get -1; those without memory keep a fixed offset or get
         # 0.
         self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
         self._offset[buffers.persistent] = -1
         self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-        self._groups = _groups(buffers, pieces)
+        self._groups = _groups(buffers, self._pieces)
         self._arena = 0
         self._refuted = False
 
@@ -265,11 +240,12 @@ class _Solve:
         def found(offsets: NDArray[np.int64], arena: int) -> None:
             if self._on_improvement is None or (self._capacity is not None and arena > self._capacity):
                 return
-            self._on_improvement(self._plan(self._with_group(rows, jobs, offsets), arena, self._bound, ""))
+            self._on_improvement(self._plan(self._with_group(rows, jobs, offsets), arena, ""))
 
         # Earlier groups are packed as tightly as possible: only the last group may stop at a target.
         target, capacity = (self._target, self._capacity) if last else (0, None)
-        return Task(jobs, self._budget, self._seed, target, capacity, self._threads, found if last else None)
+        seed, threads = self._request.seed, self._request.threads
+        return Task(jobs, self._budget, seed, target, capacity, threads, found if last else None)
 
     def _report(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
         """Report progress; the arena of all groups is known only when the last group has one."""
@@ -284,7 +260,7 @@ class _Solve:
                 fill_arenas(task, self._arenas)
                 if task.done(check_nodes=task.offsets is not None):
                     return
-            (run_heuristics if self._budget.interrupted else SOLVERS[self._solver])(task)
+            (run_heuristics if self._budget.interrupted else SOLVERS[self._request.solver])(task)
         except KeyboardInterrupt:
             if task.offsets is None:
                 raise
@@ -309,37 +285,31 @@ class _Solve:
                 found = "nothing was found that lies within the arenas"
             return self._no_plan(Status.UNKNOWN, stopped_by, found)
         if self._arenas is not None:
-            return self._plan(self._offset, self._arena, self._bound, "target")
+            return self._plan(self._offset, self._arena, "target")
         if stopped_by in ("bound", "proof") and self._arena > self._bound:
             stopped_by = "finished"  # each group is optimal by itself, which proves nothing for all together
-        return self._plan(self._offset, self._arena, self._bound, stopped_by)
+        return self._plan(self._offset, self._arena, stopped_by)
 
-    def _plan(self, offset: NDArray[np.int64], arena: int, bound: int, stopped_by: str) -> Plan:
+    def _plan(self, offset: NDArray[np.int64], arena: int, stopped_by: str) -> Plan:
         if self._arenas is not None:
             arena = self._arenas.used(self._buffers, offset)
-            stopped_by = "bound" if stopped_by and arena <= bound else stopped_by
-        status = Status.OPTIMAL if arena <= bound else Status.FEASIBLE
-        return self._make(offset, arena, bound, status, stopped_by, "")
+            stopped_by = "bound" if stopped_by and arena <= self._bound else stopped_by
+        status = Status.OPTIMAL if arena <= self._bound else Status.FEASIBLE
+        return self._make(offset, arena, status, stopped_by, "")
 
     def _no_plan(self, status: Status, stopped_by: str, reason: str) -> Plan:
-        return self._make(None, 0, self._bound, status, stopped_by, reason)
+        return self._make(None, 0, status, stopped_by, reason)
 
     def _make(
-        self,
-        offset: NDArray[np.int64] | None,
-        arena: int,
-        bound: int,
-        status: Status,
-        stopped_by: str,
-        reason: str,
+        self, offset: NDArray[np.int64] | None, arena: int, status: Status, stopped_by: str, reason: str
     ) -> Plan:
         return Plan(
             offset,
             arena,
-            bound,
+            self._bound,
             status,
-            self._solver,
-            self._seed,
+            self._request.solver,
+            self._request.seed,
             self._budget.seconds,
             stopped_by,
             self._buffers.period,

@@ -5,27 +5,28 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import guards
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
+import build
 
-import build  # noqa: E402
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEVICES = ["host", "pages", "whole"]
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build and device.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
 
 
-def harness(folder: Path, sanitizer: str, *, mutations: bool = False, soon: bool = True) -> Path:
+def harness(
+    folder: Path, sanitizer: str, name: str = "stress", *, mutations: bool = False, soon: bool = True
+) -> Path:
     if not build.has_sanitizer(sanitizer):
         pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
-    return build.build("stress", folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
+    return build.build(name, folder, sanitizer=sanitizer, mutations=mutations, soon=soon)
 
 
 def stress(
@@ -82,23 +83,23 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
     )
 
 
-@pytest.mark.mutation
-def test_removed_arena_guard_lets_live_buffers_overlap(folder: Path) -> None:
-    program = harness(folder, "none", mutations=True)
-    assert stress(program, "pages", 2, 4).returncode == 0
-    assert any(
-        "overlap" in stress(program, "pages", seed, 4, removed="planned_slots").stderr for seed in range(3)
-    )
-
-
 @pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
 def test_page_locked_memory_waits_for_the_streams_of_its_copies(folder: Path, sanitizer: str) -> None:
     """See tests/native/pinned.cpp."""
-    if not build.has_sanitizer(sanitizer):
-        pytest.skip(f"{build.compiler()} cannot build and run programs with the {sanitizer} sanitizer")
-    program = build.build("pinned", folder, sanitizer=sanitizer)
+    program = harness(folder, sanitizer, "pinned")
     driver = build.build_library("fake_cuda", folder, sanitizer=sanitizer)
     for seed in range(2):
         command = [str(program), str(driver), str(seed), "60"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("check", [[], ["check"]], ids=["plain", "check"])
+@pytest.mark.parametrize("sanitizer", ["address", pytest.param("thread", marks=pytest.mark.full)])
+def test_numpys_clients_are_destroyed_while_threads_allocate(
+    folder: Path, sanitizer: str, check: list[str]
+) -> None:
+    """See tests/native/hook_stress.cpp."""
+    command = [harness(folder, sanitizer, "hook_stress"), "100", *check]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]

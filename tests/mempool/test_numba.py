@@ -181,11 +181,6 @@ def test_driver_errors_other_than_out_of_memory_are_runtime_errors(
         manager.memalloc(32 * MIB)
 
 
-def test_missing_device_is_refused(fake: FakeCuda) -> None:
-    with pytest.raises(UsageError, match="no CUDA device 9"):
-        mempool.numba.install(index=9, driver=fake.driver)
-
-
 def test_memory_info_counts_free_memory_of_the_pool_as_free(
     fake: FakeCuda, pool: mempool.numba.NumbaPool, manager: Any
 ) -> None:

@@ -87,27 +87,6 @@ class TestInstall:
             assert not owns(pool, np.ones(1000))
 
 
-def test_loop_with_marks_is_replayed_with_the_same_results() -> None:
-    def train(steps: int, pool: mempool.Pool | None) -> bytes:
-        weights = np.linspace(-1, 1, 200 * 200).reshape(200, 200)
-        for _ in range(steps):
-            hidden = np.maximum(weights @ weights.T, 0)
-            gradient = hidden.mean(axis=0) * weights
-            weights = weights - 0.01 * gradient / np.abs(gradient).max()
-            if pool is not None:
-                pool.step()
-        return weights.tobytes()
-
-    with mempool.numpy.install(background=False) as pool:
-        first = train(4, pool)
-        pool.plan_now()
-        second = train(40, pool)
-        report = pool.report().to_dict()
-    assert first == train(4, None)
-    assert second == train(40, None)
-    assert report["hits"] > 0
-
-
 class TestMemoryError:
     def test_numpys_own_error_carries_the_numbers(self) -> None:
         with mempool.numpy.install(max_reserved=64 * MIB):

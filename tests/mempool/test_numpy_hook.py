@@ -100,44 +100,6 @@ class TestEveryThread:
         assert seen == [True]
         assert kept[0].sum() == 500500
 
-    def test_arrays_of_many_threads_never_overlap(self) -> None:
-        """Each of 32 threads fills arrays with its number; they resize and exchange them."""
-        shared: list[np.ndarray[Any, Any]] = []
-        errors: list[set[int]] = []
-
-        def work(me: int) -> None:
-            random = np.random.default_rng(me)
-            mine: list[np.ndarray[Any, Any]] = []
-            for turn in range(120):
-                mine.append(_filled(int(2 ** random.uniform(0, 15)), me, turn))
-                if turn % 4 == 0:
-                    shared.append(mine.pop(0))
-                if turn % 4 == 1:
-                    with contextlib.suppress(IndexError):
-                        mine.append(shared.pop())
-                errors.extend(set(one.tolist()) for one in mine[-4:] if (one != one[0]).any())
-                del mine[:-6]
-
-        with serving() as pool:
-            threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 33)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert errors == []
-            assert all((one == one[0]).all() for one in shared)
-            shared.clear()
-            gc.collect()
-        assert pool.stats()["live_blocks"] <= 8  # what NumPy itself keeps
-
-
-def _filled(size: int, value: int, turn: int) -> np.ndarray[Any, Any]:
-    array = np.full(size, value) if turn % 3 else np.zeros(size, int) + value
-    if turn % 5 == 0:
-        array.resize(size * 2, refcheck=False)
-        array[size:] = value
-    return array
-
 
 class TestForeignAddresses:
     def test_array_from_before_the_install_is_resized_and_freed_afterwards(self) -> None:
@@ -276,16 +238,6 @@ class TestManyTimes:
         often(3000)
         assert held() == 0
         assert resident_bytes() - before < 4 * MIB
-
-    def test_same_client_serves_again(self, held: Callable[[], int]) -> None:
-        client = _core.Client(_core.Pool(device=_core.HostDevice()), "numpy")
-        kept = []
-        for _ in range(100):
-            _core.numpy_hook().serve(client)
-            kept.append(np.ones(1000))
-            _core.numpy_hook().stop()
-        assert held() == 1
-        assert all(a.all() for a in kept)
 
     def test_second_client_is_refused_while_the_first_serves(self) -> None:
         with serving(), pytest.raises(RuntimeError, match="another client"), serving():

@@ -164,16 +164,6 @@ def test_arrays_outlive_the_pool(fake: FakeCuda) -> None:
     assert fake.live_allocations > 0
 
 
-def test_pinned_loop_is_planned_like_any_other(pool: PinnedPool) -> None:
-    for _ in range(10):
-        pool.step()
-        batches = [pool.empty(n * 1000, "u1") for n in (3, 50, 7)]
-        del batches
-        pool.plan_now()
-    report = pool.report().to_dict()
-    assert (report["state"], report["misses"]) == ("replaying", 0)
-
-
 def test_out_of_memory_is_a_clear_error_and_the_pool_goes_on(fake: FakeCuda, pool: PinnedPool) -> None:
     fake.fail("cuMemHostAlloc", 2)
     with pytest.raises(OutOfMemoryError, match="64"):

@@ -118,11 +118,14 @@ def test_file_of_several_plans_round_trips(several: Path) -> None:
     assert all(kind.reach.any() for kind in saved.variants.values())
 
 
-def as_bytes(write: Any) -> Any:
-    """Return written file contents as a column of another file."""
-    file = BytesIO()
-    write(file)
-    return np.frombuffer(file.getbuffer(), np.uint8)
+def further(columns: dict[str, Any], *, factor: int = 1, **extra: str) -> Any:
+    """Return the further plan of the columns with its offsets times ``factor``, as a column again."""
+    file = BytesIO(columns["other.1"].tobytes())
+    plan, buffers, before = read_plan(file)
+    assert plan.offset is not None
+    plan, out = dataclasses.replace(plan, offset=factor * plan.offset), BytesIO()
+    write_plan(plan, buffers, out, extra={**before, **extra}, extra_columns=read_plan_columns(file))
+    return np.frombuffer(out.getbuffer(), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,8 @@ def as_bytes(write: Any) -> Any:
         (lambda columns: {"kind.end": columns["kind.end"][:0]}, "a kind's end is not a column of"),
         (lambda columns: {"kind.reach": columns["kind.reach"] + 40}, "several.plan: .*overlap"),
         (lambda columns: {"other.1": None}, "kinds are missing"),
+        (lambda columns: {"other.2": further(columns, kind="2")}, "two plans of the same sequence"),
+        (lambda columns: {"other.1": further(columns, factor=0)}, "several.plan: .*overlap"),
     ],
 )
 def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: str) -> None:
@@ -146,28 +151,8 @@ def test_damaged_other_plans(several: Path, tmp_path: Path, change: Any, says: s
     path = tmp_path / "several.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns=changed)
     with pytest.raises((PlanError, TraceError), match=says) as error:
-        read_plans(path)
+        Pool(simulated(), background=False, plan=path)
     assert str(error.value).startswith(str(path))
-
-
-def changed(path: Path, number: int, **extra: str) -> Any:
-    """Return a changed further plan of the file, in the form of a column."""
-    file = BytesIO(read_plan_columns(path)[f"other.{number}"].tobytes())
-    plan, buffers, before = read_plan(file)
-    columns = read_plan_columns(file)
-    return as_bytes(
-        lambda out: write_plan(plan, buffers, out, extra={**before, **extra}, extra_columns=columns)
-    )
-
-
-def test_two_plans_of_the_same_sequence_in_a_file_are_refused(several: Path, tmp_path: Path) -> None:
-    plan, buffers, extra = read_plan(several)
-    columns = read_plan_columns(several)
-    path = tmp_path / "twice.plan"
-    columns["other.2"] = changed(several, 1, kind="2")
-    write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
-    with pytest.raises((PlanError, TraceError), match=r"twice.plan: two plans of the same sequence"):
-        read_plans(path)
 
 
 def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -> None:
@@ -180,24 +165,6 @@ def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -
     write_plans(SavedPlans(plans, saved.variants), path)
     with pytest.raises(PlanError, match=r"long.plan: 2 kinds of \d+ buffers in up to \d+ columns are"):
         read_plans(path)
-
-
-def test_invalid_further_plan_is_refused(several: Path, tmp_path: Path) -> None:
-    plan, buffers, extra = read_plan(several)
-    columns = read_plan_columns(several)
-    inner, rows, inner_extra = read_plan(BytesIO(columns["other.1"].tobytes()))
-    assert inner.offset is not None
-    wrong = dataclasses.replace(inner, offset=0 * inner.offset)
-    inner_columns = read_plan_columns(BytesIO(columns["other.1"].tobytes()))
-    columns["other.1"] = as_bytes(
-        lambda file: write_plan(wrong, rows, file, extra=inner_extra, extra_columns=inner_columns)
-    )
-    path = tmp_path / "wrong.plan"
-    write_plan(plan, buffers, path, extra=extra, extra_columns=columns)
-    with pytest.raises(PlanError, match=r"wrong.plan: .*overlap"):
-        read_plans(path)
-    with pytest.raises(PlanError, match="overlap"):
-        Pool(simulated(), background=False, plan=path)
 
 
 def test_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
-from pools import simulated
+from pools import pattern_of, simulated
 from problem_classes import flat
 
 import solvers
 from mempool import Pool
 from mempool.planning.options import OPTIONS
 from mempool.planning.planned_pattern import PlannedPattern, make_plan
-from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,15 +28,12 @@ def test_patient_planner_searches_longer_for_a_poor_plan(streams: int, patient: 
     """With shared streams the best plan exceeds the bound for a reason, so the search stays short."""
     hard = flat(1000, 3)
     hard = dataclasses.replace(hard, stream=np.arange(len(hard)) % streams)
-    n = len(hard)
-    none = np.empty(0, np.int64)
-    pattern = Pattern(hard, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
-    planned = make_plan(pattern, alignment=64, wait_bytes=1, patient=patient)
+    planned = make_plan(pattern_of(hard), alignment=64, wait_bytes=1, patient=patient)
     assert planned is not None
     longer = patient and streams == 1
     assert (planned.plan.nodes > 5 * OPTIONS.pool_nodes) == longer
     if longer:
-        buffers = dataclasses.replace(hard, alignment=np.full(n, 64))
+        buffers = dataclasses.replace(hard, alignment=np.full(len(hard), 64))
         soon = solvers.solve(buffers, stop=solvers.Stop(nodes=OPTIONS.pool_nodes), solver="search")
         assert soon.arena_bytes > OPTIONS.good * soon.lower_bound_bytes
         assert planned.plan.arena_bytes < soon.arena_bytes

@@ -101,71 +101,32 @@ def test_repetition_before_the_first_iteration_is_not_planned_again(tmp_path: Pa
         assert second.plans == 0
 
 
-def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_phase", [0, 60])
+def test_all_saved_plans_replay_where_iterations_are_not_marked(tmp_path: Path, first_phase: int) -> None:
 
-    def phases(pool: Pool, memory: programs.Watched, count: int) -> int:
+    def phases(pool: Pool, memory: programs.Watched, begin: int = 0) -> int:
         before = pool.report().to_dict()["misses"]
-        for number in range(count):
+        for number in range(begin, begin + 240):
             scale = 1000 if number // 60 % 2 == 0 else 1600
             programs.layers(memory, 20, scale=scale)
             pool.plan_now()
         return int(pool.report().to_dict()["misses"] - before)
 
     with Pool(simulated(), background=False) as first:
-        phases(first, programs.Watched(first), 240)
+        phases(first, programs.Watched(first))
         assert len(first.planner.learner.registry) == 2
         first.save(tmp_path / "plan")
     with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
-        assert phases(second, programs.Watched(second), 240) <= 20
+        assert phases(second, programs.Watched(second), first_phase) <= 20
         assert second.plans == 0
 
 
-def test_unmarked_program_may_begin_with_another_variant(tmp_path: Path) -> None:
-    """The pool need not wait for a mark at the end of the warm-up."""
-
-    def prepared(pool: Pool) -> programs.Watched:
-        memory = programs.Watched(pool)
-        for number in range(300):
-            memory.allocate(2000 + 64 * (number % 50))
-        return memory
-
-    def evaluation(memory: programs.Watched) -> None:
-        programs.layers(memory, 14, scale=1300)
-
-    with Pool(simulated(), background=False) as first:
-        memory = prepared(first)
-        iteration = programs.training(memory)
-        for number in range(200):
-            iteration(number) if number % 20 < 15 else evaluation(memory)
-            first.plan_now()
-        first.save(tmp_path / "plan")
-        memory.free_all()
-    with Pool(simulated(), background=False, plan=tmp_path / "plan") as second:
-        memory = prepared(second)
-        for _ in range(40):
-            evaluation(memory)
-            second.plan_now()
-        assert second.report().to_dict()["misses"] <= 16
-        assert second.plans == 0
-        memory.free_all()
-
-
-@pytest.mark.parametrize(
-    ("buffers", "offset", "says"),
-    [
-        (Buffers.of([], [], [], period=4), [], "a plan of nothing"),
-        (Buffers.of([0, 1], [2, 3], [600, 600], period=4), [[0], [512]], "overlap"),
-    ],
-)
-def test_invalid_plan_file_is_refused_by_name(
-    tmp_path: Path, buffers: Buffers, offset: list[list[int]], says: str
-) -> None:
-    columns = np.array(offset, np.int64).reshape(len(buffers), -1 if offset else 1)
-    arena = int((columns[:, 0] + buffers.size).max(initial=0))
-    plan = Plan(columns, arena, 0, Status.FEASIBLE, "hand", 0, 0.0, "", period=4)
+def test_plan_file_of_nothing_is_refused_by_name(tmp_path: Path) -> None:
+    plan = Plan(np.zeros((0, 1), np.int64), 0, 0, Status.FEASIBLE, "hand", 0, 0.0, "", period=4)
     path = tmp_path / "wrong.plan"
-    write_plan(plan, buffers, path, extra_columns={"sequence": np.zeros(len(buffers), np.int32)})
-    with pytest.raises(PlanError, match=f"wrong.plan: .*{says}"):
+    columns = {"sequence": np.zeros(0, np.int32)}
+    write_plan(plan, Buffers.of([], [], [], period=4), path, extra_columns=columns)
+    with pytest.raises(PlanError, match=r"wrong.plan: .*a plan of nothing"):
         Pool(simulated(), background=False, plan=path)
 
 

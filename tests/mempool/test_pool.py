@@ -234,12 +234,3 @@ def test_arena_survives_a_trim_in_each_iteration_but_not_while_idle(pool: Pool) 
     report = pool.report().to_dict()
     assert report["state"] == "replaying"
     assert report["misses"] == 0
-
-
-def test_release_forces_the_arena_out_unless_a_buffer_is_alive_within(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    run(pool, programs.replaced(memory), 10, marks=True)
-    assert pool.release() is False
-    memory.free_all()
-    assert pool.release() is True
-    assert pool.device.counts().committed == 0

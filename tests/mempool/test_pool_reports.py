@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import subprocess
 import sys
-import weakref
 from typing import TYPE_CHECKING
 
 import programs
@@ -14,7 +11,6 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool, UsageError
-from mempool import pool as module
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -191,17 +187,3 @@ sys.slow = Slow()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_pools_leave_no_exit_handlers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: list[object] = []
-    monkeypatch.setattr(atexit, "register", lambda *function: registered.append(function))
-    before = set(module._open)
-    closed = Pool(simulated(), background=False)
-    assert set(module._open) == before | {closed}
-    closed.close()
-    forgotten = weakref.ref(Pool(simulated(), background=False))
-    gc.collect()
-    assert forgotten() is None
-    assert set(module._open) == before
-    assert not registered

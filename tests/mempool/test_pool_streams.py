@@ -5,53 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pools import simulated
+from pools import run, simulated
+from programs import Watched
 
 from mempool import Pool
 from solvers import check, peak_load
 from solvers.packing.streams import waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 KIB = 1 << 10
 COMPUTE, COPY = 0, 7
 
 
-class TwoStreams:
+class TwoStreams(Watched):
     """Layers on one stream, with another stream that gathers and scatters buckets between them."""
 
-    def __init__(self, pool: Pool, copy: int = COPY) -> None:
-        self.pool, self.copy = pool, copy
-        self.live: dict[int, int] = {}
+    copy = COPY
 
-    def allocate(self, size: int, stream: int) -> int:
-        address = self.pool.allocate(size, stream=stream)
-        for other, length in self.live.items():
-            assert address + size <= other or other + length <= address, "two live buffers overlap"
-        self.live[address] = size
-        return address
-
-    def free(self, address: int, stream: int) -> None:
-        del self.live[address]
-        self.pool.free(address, stream=stream)
-
-    def iteration(self, layers: int = 8) -> None:
-        for layer in range(layers):
-            bucket = self.allocate(256 * KIB, self.copy)
-            self.free(bucket, self.copy)
+    def iteration(self, _: int) -> None:
+        for layer in range(8):
+            self.free(self.allocate(256 * KIB, self.copy), self.copy)
             work = [self.allocate((20 + 10 * k + layer) * KIB, COMPUTE) for k in range(6)]
             for address in reversed(work):
                 self.free(address, COMPUTE)
-
-
-def run(pool: Pool, iteration: Callable[[], None], count: int, *, marks: bool) -> None:
-    for _ in range(count):
-        if marks:
-            pool.step()
-        iteration()
-        pool.plan_now()
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -93,7 +71,9 @@ def test_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -
         run(pool, TwoStreams(pool).iteration, 12, marks=True)
         pool.save(path)
     with Pool(simulated(), background=False, plan=str(path)) as pool:
-        run(pool, TwoStreams(pool, copy=123).iteration, 6, marks=True)
+        program = TwoStreams(pool)
+        program.copy = 123
+        run(pool, program.iteration, 6, marks=True)
         said = pool.report().to_dict()
         assert said["hits"] == 6 * 8 * 7
         assert said["misses"] == 0

@@ -34,9 +34,6 @@ def books(core: Core) -> dict[str, Any]:
     return stats
 
 
-# --- what the fallback does
-
-
 @pytest.mark.parametrize("page", [0, PAGE])
 def test_buffer_grows_into_the_free_memory_behind(page: int) -> None:
     core = Core(page=page)
@@ -108,9 +105,6 @@ def test_memory_given_up_by_a_large_buffer_without_pages_is_free() -> None:
     core.give_everything_back()
 
 
-# --- plans and recordings
-
-
 def test_realloc_prefers_a_planned_slot() -> None:
     core = Core()
     core.client.load(None, pattern([10_000, 20_000]))
@@ -172,9 +166,6 @@ def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() ->
     trace = EventConverter(512).convert_brief(packed, streams)
     assert trace.kind.tolist() == [0, 1, 0]
     assert trace.buffer.tolist() == [0, 0, 1]
-
-
-# --- real memory
 
 
 def test_growing_array_is_whole_and_never_held_twice() -> None:

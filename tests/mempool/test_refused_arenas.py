@@ -88,19 +88,6 @@ def test_arena_of_unknown_availability_is_tried_ever_more_rarely() -> None:
         assert pool.state == "replaying"
 
 
-def test_too_large_plan_keeps_no_other_plan_out_of_effect(fake: FakeCuda) -> None:
-    with Pool(fake.device(), background=False) as pool:
-        learn(pool, SMALL)
-        learn(pool, LARGE)
-        pool.release()
-        fake.set_capacity(100 * MIB)
-        iterations(pool, SMALL, 3)
-        before = hits(pool)
-        iterations(pool, SMALL, 10)
-        assert hits(pool) == before + 30
-        assert pool.core.stats()["arena_bytes"] == 36 * MIB
-
-
 def test_program_similar_to_an_unavailable_plan_is_planned(fake: FakeCuda) -> None:
     """A small difference usually needs no new plan: the former plan would serve it."""
     with Pool(fake.device(), background=False) as pool:
@@ -138,9 +125,6 @@ def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory
             iterations(one, SMALL, 1)
             iterations(other, LARGE, 1)
         assert (one.state, other.state) == ("replaying", "replaying")
-
-
-# --- what is said
 
 
 def refused_beside(one: Pool, other: Pool) -> None:

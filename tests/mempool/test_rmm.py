@@ -116,35 +116,7 @@ def test_both_handles_of_the_default_stream_share_memory(pool: mempool.rmm.RmmPo
     current().deallocate(where, MIB, DEFAULT_STREAM)
 
 
-def test_per_thread_default_streams_share_memory_only_after_a_device_wait(
-    fake: FakeCuda, pool: mempool.rmm.RmmPool
-) -> None:
-    fake.set_capacity(20 * MIB)  # of one segment
-    for _ in range(20):
-        where = current().allocate(8 * MIB, PER_THREAD_DEFAULT_STREAM)
-        current().deallocate(where, 8 * MIB, PER_THREAD_DEFAULT_STREAM)
-    assert fake.calls("cuCtxSynchronize") == 0
-    large = current().allocate(12 * MIB, PER_THREAD_DEFAULT_STREAM)
-    fake.write(PER_THREAD, large, 12 * MIB, 1)
-    current().deallocate(large, 12 * MIB, PER_THREAD_DEFAULT_STREAM)
-
-    def elsewhere() -> None:
-        mine = current().allocate(12 * MIB, PER_THREAD_DEFAULT_STREAM)
-        fake.write(PER_THREAD, mine, 12 * MIB, 2)
-        fake.expect(PER_THREAD, mine, 12 * MIB, 2)
-        fake.finish(PER_THREAD)
-        current().deallocate(mine, 12 * MIB, PER_THREAD_DEFAULT_STREAM)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert fake.calls("cuCtxSynchronize") > 0
-
-
-@pytest.mark.parametrize("way", ["bind", "share"])
-def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
-    fake: FakeCuda, way: str, tmp_path: Path
-) -> None:
+def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(fake: FakeCuda, tmp_path: Path) -> None:
     with Pool(fake.device(), wait_bytes="never", background=False) as trained:
         for _ in range(6):
             trained.step()
@@ -154,10 +126,7 @@ def test_plan_from_a_file_takes_effect_once_a_device_is_chosen(
     with CallbackPool(
         None, driver=fake.driver, plan=tmp_path / "a.plan", name="late", background=False
     ) as late:
-        if way == "bind":
-            late.bind(0)
-        else:
-            mempool.rmm.install(0, share=late, background=False).close()
+        mempool.rmm.install(0, share=late, background=False).close()
         late.step()
         late.give(late.take(MIB), 0)
         assert late.report().to_dict()["hits"] == 1
@@ -286,6 +255,3 @@ def test_rmm_loop_is_replayed(pool: mempool.rmm.RmmPool, stream: Stream) -> None
             current().deallocate(where, size, stream)
         pool.plan_now()
     assert pool.report().to_dict()["hit_rate"] == 1.0
-
-
-# --- with others on one memory

@@ -11,13 +11,14 @@ import pytest
 import sequences
 from hypothesis import given
 from hypothesis import strategies as st
-from pools import simulated
+from pools import pattern_of, simulated
 from programs import Watched, layers
 
 from mempool import Pool
 from mempool.planning.planned_pattern import make_plan, with_pinned
 from mempool.planning.shared_arena import merge_ranges
 from solvers import lower_bound
+from traces import workload
 from traces.iterations.pattern import find_patterns
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from fake_cuda import FakeCuda
 
-    from traces.iterations.pattern import Pattern
 
 MIB = 1 << 20
 BATCHES = (200_000, 100_000, 50_000)
@@ -57,30 +57,9 @@ def arena(pool: Pool) -> int:
     return int(pool.core.stats()["arena_bytes"])
 
 
-# --- making a plan around what is in the way
-
-
-def many(count: int) -> Pattern:
-    """A pattern of random sizes, in which some buffers live on for a while."""
-    sizes = random.Random(1)
-    shapes = [sizes.randint(1000, 60_000) for _ in range(count)]
-    with Pool(simulated(), background=False) as pool:
-        while pool.planned is None:
-            pool.step()
-            live = []
-            for number, size in enumerate(shapes):
-                live.append(pool.allocate(size))
-                if number % 2:
-                    pool.free(live.pop(-4 if len(live) > 4 else 0))
-            for address in live:
-                pool.free(address)
-            pool.plan_now()
-        return pool.planned.pattern
-
-
 @pytest.mark.parametrize("count", [500, 2500])
 def test_pinned_range_beyond_the_arena_does_not_enlarge_the_plan(count: int) -> None:
-    pattern = many(count)
+    pattern = pattern_of(workload.buffers(count))
     alone = make_plan(pattern, alignment=64)
     assert alone is not None
     need = alone.plan.arena_bytes
@@ -108,20 +87,6 @@ def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: s
         assert planned is not None
         beyond.append(planned.plan.arena_bytes / lower_bound(with_pinned(planned.buffers, around)))
     assert sum(beyond) / len(beyond) <= 1.02
-
-
-# --- programs
-
-
-def test_plans_of_pools_alive_together_come_to_lie_apart(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-    memory, others = Watched(one), Watched(other)
-    for _ in range(40):
-        together(memory, others)
-    misses = [pool.report().to_dict()["misses_total"] for pool in pools]
-    for _ in range(5):
-        together(memory, others)
-    assert [pool.report().to_dict()["misses_total"] for pool in pools] == misses
 
 
 class Three:
@@ -300,9 +265,6 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
     assert int(one.client.stats()["outcomes"]["slot_occupied"]) == before
     for address in stays:
         memory.free(address)
-
-
-# --- places
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))

@@ -111,26 +111,6 @@ def alive(pool: Pool) -> tuple[int, int, int]:
     return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
 
 
-def test_pool_whose_buffers_another_pool_frees_gets_and_follows_a_plan(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-
-    def iteration() -> None:
-        one.step()
-        for address in [one.allocate(size << 20) for size in (3, 4, 5)]:
-            other.free(address)
-        for pool in pools:
-            pool.plan_now()
-
-    for _ in range(8):
-        iteration()
-    hits = one.report().to_dict()["hits_total"]
-    for _ in range(10):
-        iteration()
-    assert one.report().to_dict()["hits_total"] == hits + 30
-    assert other.planned is None
-    assert alive(one) == alive(other) == (0, 0, 0)
-
-
 def test_buffers_allocated_before_sharing_began_are_counted_right() -> None:
     with Pool(simulated(), background=False) as one:
         one.client.load(None, pattern([MIB, 4096]))

@@ -9,13 +9,13 @@ import pytest
 from cores import Core, pattern
 from hypothesis import given
 from hypothesis import strategies as st
+from pools import pattern_of
 from sequences import NETWORKS, scaled
 
 from mempool import _core
 from mempool.planning.planned_pattern import make_plan
 from mempool.simulate import replaying
 from traces.buffers import Buffers
-from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,9 +149,6 @@ def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
     assert sum(late(core, kept, 1000)[-500:]) <= 8
 
 
-# --- which moment it is
-
-
 @given(
     lives=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 100)), min_size=2, max_size=20),
     persistent=st.sets(st.integers(0, 19)),
@@ -163,9 +160,7 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
     life, size = np.array(lives).T * [[1], [1024]]
     stays = np.isin(np.arange(n), list(persistent))
     buffers = Buffers.of(np.arange(n), np.arange(n) + life, size, persistent=stays, period=n)
-    none = np.zeros(0, np.int64)
-    one = Pattern(buffers, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
-    planned = make_plan(one, alignment=64, patient=False)
+    planned = make_plan(pattern_of(buffers), alignment=64, patient=False)
     assert planned is not None
     alive = [
         sum(

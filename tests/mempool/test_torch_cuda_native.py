@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import guards
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
+import build
 
-import build  # noqa: E402
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build.
 FULL_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))

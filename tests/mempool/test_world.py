@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import guards
 import pytest
+import soak
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
-
-import soak  # noqa: E402
-
-import build  # noqa: E402
+import build
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
 #: Faults that a world has found: the guard that mends it, and the world.

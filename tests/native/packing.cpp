@@ -374,18 +374,6 @@ void fits(const Problem& problem, Random& random, Judge& judge) {
   }
 }
 
-void search(const Problem& problem, Random& random, Judge& judge) {
-  const int32_t n = problem.jobs.count();
-  packing::OrderSearch search(problem.jobs, any_order(random, n), random.next());
-  for (int32_t k = 0; k < 4; ++k) {
-    const int64_t before = search.arena();
-    const bool better = search.advance(1 + random.below(n * 256 * 20), random.below(2) == 0 ? 0 : before / 2);
-    if (better != (search.arena() < before)) fail("search", "reported an improvement wrongly");
-    if (better) ++counts["improved"];
-    if (judge.plan("search", search.offsets()) != search.arena()) fail("search", "a wrong arena");
-  }
-}
-
 int64_t any_capacity(Random& random, int64_t smallest) {
   switch (random.below(6)) {
     case 0: return smallest;
@@ -436,7 +424,6 @@ void run(Random& random, bool spoil) {
   max_load_first(problem, random, judge);
   below(problem, random);
   fits(problem, random, judge);
-  search(problem, random, judge);
   repair_plan<packing::LocalRepair>("repair", problem, random, judge);
   repair_plan<packing::WindowRepair>("window repair", problem, random, judge);
   peak_outward(problem, random);
@@ -448,7 +435,3 @@ void run(Random& random, bool spoil) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return seeded::main_of(argc, argv, run,
-                         {"jobs", "clashes", "plans", "given up", "improved", "repaired", "found", "refuted", "open",
-                          "refused", "left out", "halved", "with jobs far from the peak"});
-}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ from instances import crossing, padded
 
 from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, solve
 from solvers.packing import task as task_module
+from solvers.packing.greedy import can_pack_peak_outward
 from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
+from solvers.packing.peak_outward import PeakOutward
 from solvers.packing.portfolio import Portfolio, repair_and_pair, repair_and_search
 from solvers.packing.progress import Budget
 from solvers.packing.task import Task, run_aside
@@ -66,10 +69,7 @@ def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_fill
 
 
 def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
-    """Each stretch of the ground counts as a job.
-
-    The buffers on the ground cannot stand lower, so the repair searches.
-    """
+    """The buffers on the ground cannot stand lower, so the repair searches."""
     n, high, top = 160, 2**56, crossing()
     each, uneven = np.arange(n), 2**50 + 1 + np.arange(n) % 2
     best = solve(top).offset
@@ -264,12 +264,21 @@ def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
     assert_no_packing_thread()
 
 
-def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "buffers"),
+    [
+        ("LocalRepair", padded(problem_classes.flat(2_000, 0))),
+        ("PeakOutward", problem_classes.scattered(1_000, 0)),
+    ],
+)
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
+    kernel: str, buffers: Buffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The offsets of the abandoned search, which may be changing, are not taken over."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow:
-        arena, work = 2**62, 0
+        arena, work, given_up = 2**62, 0, False
 
         def __init__(self, *_: object) -> None:
             pass
@@ -284,9 +293,8 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
             ended.set()
             return True
 
-    monkeypatch.setattr(_core, "LocalRepair", Slow)
+    monkeypatch.setattr(_core, kernel, Slow)
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
-    buffers = padded(problem_classes.flat(2_000, 0))
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
         assert plan.stopped_by == "interrupt"
@@ -296,24 +304,6 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pyte
         go_on.set()
         assert ended.wait(60)
         assert_no_packing_thread()
-
-
-def test_portfolio_results_become_the_offsets_of_the_task() -> None:
-    """The main thread does not search here."""
-    buffers = hard()
-    task = Task(jobs_of(buffers), Budget(Stop()))
-    first = np.cumsum(buffers.size) - buffers.size
-    task.offer(first, int(buffers.size.sum()))
-    portfolio = Portfolio(task, [repair_and_search] * 2)
-    try:
-        while task.arena > 1.2 * task.lower_bound:
-            portfolio.share(task)
-    finally:
-        portfolio.end()
-    assert_no_packing_thread()
-    assert task.budget.nodes > 0
-    assert task.offsets is not None
-    check(plan_of(buffers, task.offsets), buffers)
 
 
 @pytest.mark.parametrize("work", [repair_and_search, repair_and_pair])
@@ -365,3 +355,75 @@ def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
         dataclasses.replace(one, offset=np.zeros((1, 1))).keep(buffers)
     with pytest.raises(PlanError, match="without offsets"):
         solve(hard(), capacity=1).keep(hard())
+
+
+def test_slices_of_the_budget_do_not_change_peak_outward_offsets() -> None:
+    jobs = jobs_of(problem_classes.scattered(1_000, 4))
+    whole, again, parts = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(3))
+    assert whole.advance(3_000 * len(jobs))
+    assert again.advance(whole.work - again.work), "the last work unit of a budget counts"
+    for _ in range(3_000):
+        if parts.advance(2_000):
+            break
+    assert parts.offsets.tolist() == whole.offsets.tolist() == again.offsets.tolist()
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        Buffers.of([0, 1], [2, 3], 8, offset=[0, -1]),
+        Buffers.of([0, 1], [2, 3], [8, 4], alignment=8),
+        Buffers.of([0, 2, 4], [3, 5, 7], 8, period=6),
+    ],
+    ids=["fixed", "padded", "circle"],
+)
+def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buffers) -> None:
+    jobs = jobs_of(buffers)
+    assert not can_pack_peak_outward(jobs)
+    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
+        _core.PeakOutward(jobs.native(), 1 << 20, 0)
+    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
+        _core.pack_peak_first(jobs.native(), _core.Cancel())
+    plan = solve(buffers)
+    check(plan, buffers)
+    assert plan.offset is not None
+
+
+def test_packing_without_jobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are none"):
+        _core.PeakOutward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
+
+
+def test_scattered_lifetimes_reach_the_load() -> None:
+    buffers = problem_classes.scattered(1_000, 4)
+    plan = solve(buffers, stop=Stop(nodes=4_000_000))
+    check(plan, buffers)
+    assert plan.status is Status.OPTIMAL
+
+
+def test_kernel_keeps_its_jobs_alive() -> None:
+    native = jobs_of(problem_classes.scattered(100, 0)).native()
+    before = sys.getrefcount(native)
+    search = _core.PeakOutward(native, 1, 0)
+    assert sys.getrefcount(native) == before + 1
+    del search
+    assert sys.getrefcount(native) == before
+
+
+@pytest.mark.parametrize("mean_live", [100, 300], ids=["reached", "above the bound"])
+def test_every_reported_plan_is_valid_and_smaller_than_the_best(mean_live: int) -> None:
+    """Jobs far from the peak may end above the goal at first; window repair then lowers them."""
+    buffers = problem_classes.flat(2_000, 0, mean_live=mean_live)
+    jobs = jobs_of(buffers)
+    search, best = PeakOutward(jobs.native(), 0), int(1.2 * jobs.lower_bound)
+    while not search.rounds and best > jobs.lower_bound:
+        if search.advance(10**6, jobs.lower_bound, best):
+            assert search.offsets is not None
+            assert search.arena < best
+            offsets = np.empty(len(jobs), np.int64)
+            offsets[jobs.row] = search.offsets
+            plan = plan_of(buffers, offsets)
+            check(plan, buffers)
+            best = search.arena
+            assert plan.arena_bytes <= best
+    assert best <= 1.05 * jobs.lower_bound

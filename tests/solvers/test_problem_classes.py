@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problem_classes import GENERATORS, pinned, tight
+from problem_classes import GENERATORS, pinned
 
-from solvers import load_curve, peak_load, solve
+from solvers import peak_load, solve
 from traces.buffers import COLUMNS
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ def test_buffer_count_is_exact_and_results_depend_on_the_seed_only(name: str, n:
     assert (buffers.size > 0).all()
     assert (buffers.lengths > 0).all()
     assert not buffers.persistent.any()
-
-
-@given(st.integers(1, 60), st.integers(0, 10**9))
-def test_tight_buffers_fill_a_rectangle(n: int, seed: int) -> None:
-    buffers = tight(n, seed)
-    _, loads = load_curve(buffers)
-    assert set(loads[:-1].tolist()) == {peak_load(buffers)}
 
 
 def test_pinned_buffers_fit_and_even_seeds_reach_the_load() -> None:

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 from instances import crossing, hard
+from problem_classes import tight
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS
@@ -20,8 +21,8 @@ from traces.buffers import Buffers
 FEW = Stop(nodes=300_000)
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report progress at each check of the limits."""
     options = dataclasses.replace(OPTIONS, report_pause=0.0)
     monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
@@ -47,7 +48,6 @@ def check_reports(reports: list[Progress], plan: Plan) -> None:
     assert all(reports[-1].lower_bound_bytes <= arena for arena in arenas)
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> None:
     reports, threads = list[Progress](), set[int]()
@@ -62,11 +62,13 @@ def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> Non
     check_reports(reports, plan)
 
 
-@pytest.mark.usefixtures("often")
 def test_progress_is_reported_without_improvements() -> None:
     reports, better = list[Progress](), list[Plan]()
     stop = Stop(nodes=60_000_000)
-    plan = solve(hard(), solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append)
+    buffers = tight(1500, 3)
+    plan = solve(
+        buffers, solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append
+    )
     check_reports(reports, plan)
     last = reports[-1]
     assert last.arena_bytes == plan.arena_bytes
@@ -78,6 +80,7 @@ def test_progress_is_reported_without_improvements() -> None:
 
 
 def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     now = 0.0
     monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
     reports = list[float]()
@@ -90,7 +93,6 @@ def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.Mon
     assert all(after - before >= 0.1 for before, after in itertools.pairwise([0.0, *reports]))
 
 
-@pytest.mark.usefixtures("often")
 def test_numbers_of_columns_are_added_up() -> None:
     buffers, reports = rotating(), list[Progress]()
     assert len(columns_to_try(buffers)) > 2
@@ -102,7 +104,6 @@ def test_numbers_of_columns_are_added_up() -> None:
     assert reports[-1].arena_bytes == plan.arena_bytes
 
 
-@pytest.mark.usefixtures("often")
 def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:
     random, reports = np.random.default_rng(11), list[Progress]()
     start = random.integers(0, 8, 6)
@@ -114,7 +115,6 @@ def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:
     assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
 
 
-@pytest.mark.usefixtures("often")
 def test_arena_of_several_groups_is_reported_once_all_have_plans() -> None:
     buffers, reports = hard(group=np.arange(120) % 3), list[Progress]()
     plan = solve(buffers, solver="greedy", stop=FEW, on_progress=reports.append)
@@ -126,7 +126,6 @@ def test_arena_of_several_groups_is_reported_once_all_have_plans() -> None:
     assert [progress.gap is None for progress in reports] == [arena is None for arena in arenas]
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("price", [0, NEVER])
 def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> None:
     buffers, reports = hard(stream=np.arange(120) % 3), list[Progress]()
@@ -139,7 +138,6 @@ def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> No
     assert smallest == reports[-1].arena_bytes == plan.arena_bytes
 
 
-@pytest.mark.usefixtures("often")
 def test_bound_raised_by_a_search_is_reported() -> None:
     reports = list[Progress]()
     buffers = crossing()
@@ -149,7 +147,6 @@ def test_bound_raised_by_a_search_is_reported() -> None:
     assert reports[0].lower_bound_bytes == lower_bound(buffers) < reports[-1].lower_bound_bytes
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("price", [0, NEVER])
 def test_raised_bound_is_reported_where_valid_for_all_attempts(price: int) -> None:
     reports = list[Progress]()
@@ -163,7 +160,6 @@ def test_raised_bound_is_reported_where_valid_for_all_attempts(price: int) -> No
         assert min(bounds) == lower_bound(buffers) < max(bounds) <= plan.lower_bound_bytes
 
 
-@pytest.mark.usefixtures("often")
 def test_progress_reports_do_not_change_the_plan() -> None:
     alone, heard = (solve(hard(), stop=FEW, on_progress=report) for report in (None, lambda _: None))
     assert alone.offset is not None
@@ -172,7 +168,6 @@ def test_progress_reports_do_not_change_the_plan() -> None:
     assert alone.nodes == heard.nodes
 
 
-@pytest.mark.usefixtures("often")
 def test_keyboard_interrupt_during_a_report_returns_the_best_plan() -> None:
     def interrupt(progress: Progress) -> None:
         if progress.arena_bytes is not None:

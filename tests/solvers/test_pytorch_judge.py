@@ -33,7 +33,6 @@ FIGURES = {
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="no recorded snapshots beside the checkout")
 @pytest.mark.parametrize("name", FIGURES)
 def test_real_snapshots_are_reproduced(name: str) -> None:
-    """Every segment, every address, and the bytes held after every event, in all three files."""
     judged = judge(read_snapshot(SNAPSHOTS / f"{name}.pickle"))
     assert (judged.begin, judged.segments, judged.allocs, judged.events) == FIGURES[name]
     assert judged.segments_alike == judged.segments_simulated == judged.segments
@@ -69,10 +68,7 @@ def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Tr
 @settings(max_examples=100, deadline=None)
 @given(trace=event_traces(), part=st.floats(0, 1))
 def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, part: float) -> None:
-    """Large requests do not determine the state, but buffers stay disjoint.
-
-    Initial buffers keep their addresses.
-    """
+    """Large requests do not determine the state; buffers stay disjoint, initial ones where they are."""
     truth = simulate(trace, "pytorch")
     assume(len(truth.segments))
     recording = recording_of(truth, int(part * len(trace)), SHIFT)
@@ -90,16 +86,25 @@ def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, pa
             alive.add(row)
 
 
+def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
+    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
+    half, quarter = MIB // 2, MIB // 4
+    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
+    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
+    truth = simulate(trace_of(steps), "pytorch")
+    assert len(truth.segments) == 2
+    judged = judge(recording_of(truth, 6, SHIFT))
+    assert judged.exact
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
-    """Whichever blocks are free, every address is reproduced."""
     trace = random_trace(seed, 2500, largest=5 * MIB)
     large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == EventType.ALLOC) * MIB)
     assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
 
 
 def test_recording_under_other_rules_is_judged_inexact() -> None:
-    """A recording under max_split_size_mb differs from the default's simulation, and is judged so."""
     trace = random_trace(4, 1500, largest=60 * MIB)
     recording = recording_of(simulate(trace, "pytorch", max_split_size_mb=24), shift=SHIFT)
     assert judge(recording, conf="max_split_size_mb:24").exact
@@ -127,7 +132,6 @@ def test_recorded_settings_are_used_by_the_judge() -> None:
     "value", ["", "-1", str(2**64 - 1), "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"]
 )
 def test_unreadable_settings_are_ignored(value: str) -> None:
-    """A recording without readable settings is judged by the defaults."""
     recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
     names = ("max_split_size", "roundup_power2_divisions", "PYTORCH_CUDA_ALLOC_CONF")
     metadata = {**recording.metadata, **{f"setting.{name}": value for name in names}}
@@ -169,7 +173,6 @@ def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
     ],
 )
 def test_impossible_segments_are_errors(columns: dict[str, object], what: str) -> None:
-    """The error names the row."""
     with pytest.raises(TraceError, match=what):
         judge(Trace.of(buffer=-1, **columns))  # type: ignore[arg-type]
 
@@ -189,7 +192,6 @@ def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
 
 
 def test_unjudgeable_traces_are_refused() -> None:
-    """A trace without reservations, of two devices, or of expandable segments."""
     with pytest.raises(ValueError, match="what its allocator reserved"):
         judge(trace_of([(0, 1, 0)]))
     with pytest.raises(ValueError, match="several devices"):

@@ -90,7 +90,6 @@ def test_simulator_agrees_with_the_model(
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
 @pytest.mark.parametrize("chosen", [{}, {"max_split_size_mb": 20, "garbage_collection_threshold": 0.6}])
 def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]) -> None:
-    """With hundreds of buffers alive, and out of memory at times."""
     trace = random_trace(5, 1200, largest=40 * MIB)
     limit = int(trace.load().max()) * 11 // 10 // MIB * MIB
     simulation = simulate(trace, allocator, limit_bytes=limit, **chosen)
@@ -128,7 +127,6 @@ def test_garbage_collection_threshold_needs_a_limit() -> None:
     ],
 )
 def test_settings_are_parsed_like_pytorch(conf: str, name: str, value: object) -> None:
-    """The text is that of the environment variable."""
     assert simulate(trace_of([]), "pytorch", conf=conf).parameters[name] == value
 
 
@@ -153,19 +151,16 @@ def test_settings_are_parsed_like_pytorch(conf: str, name: str, value: object) -
     ],
 )
 def test_invalid_settings_are_named(conf: str, what: str) -> None:
-    """The error has their key and value."""
     with pytest.raises(ValueError, match=what.replace("[", r"\[")):
         simulate(trace_of([]), "pytorch", conf=conf)
 
 
 def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
-    """The text may repeat the allocator's choice, not contradict it."""
     simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:True")
     with pytest.raises(ValueError, match=r"expandable_segments:False is the allocator pytorch$"):
         simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
 
 
 def test_division_lists_need_sixteen_numbers() -> None:
-    """One for each power of two from 1 MiB on."""
     with pytest.raises(ValueError, match="has 3 numbers, not 16"):
         PyTorch(roundup_power2_divisions=(1, 2, 4))

@@ -75,7 +75,6 @@ def test_segment_released_in_its_middle_keeps_both_ends() -> None:
 
 
 def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:
-    """A trace of sizes alone lacks the reserved bytes of the allocator."""
     assert recorded(Trace.of([EventType.ALLOC], [0], [8], address=[0])) is None
     assert (
         recorded(Trace.of([EventType.RESERVE, EventType.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
@@ -98,7 +97,6 @@ def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() ->
     ["small", pytest.param("transformer_ctx128_fullstep", marks=pytest.mark.full)],
 )
 def test_real_recording_keeps_the_invariants_of_all_allocators(name: str) -> None:
-    """PyTorch's own buffers neither overlap nor leave their segments."""
     found = recorded(read_snapshot(SHARED / f"{name}.pickle"))
     assert found is not None
     check_simulation(found)

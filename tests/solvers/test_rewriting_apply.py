@@ -164,10 +164,7 @@ def test_rewritten_graph_is_refused() -> None:
 @settings(max_examples=50)
 @given(decided())
 def test_only_offloaded_values_span_both_passes_after_division_by_pass(case: tuple[Graph, Rewriting]) -> None:
-    """The swapped values stay the same, copies begin in the pass of their readers.
-
-    A second division changes nothing.
-    """
+    """The swapped values stay the same, and a second division changes nothing."""
     graph, rewriting = case
     assume(not (np.diff(graph.backward.astype(int)) < 0).any())
     divided = split_by_pass(graph, rewriting)

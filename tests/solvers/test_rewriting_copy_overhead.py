@@ -42,10 +42,7 @@ def test_copies_cost_program_time_and_operations_keep_theirs() -> None:
 
 
 def test_values_quicker_to_copy_than_to_recompute_are_swapped() -> None:
-    """Large values between small ones, whose copies each take longer than a recompute.
-
-    No price a byte separates them: per byte, recomputing the small values takes longer.
-    """
+    """No price a byte separates them: per byte, recomputing the small values takes longer."""
     depth, big, small = 64, 1 << 20, 1 << 16
     graph = chain(depth)
     layer = np.arange(1, len(graph.size))

@@ -31,10 +31,7 @@ def test_simulation_agrees_with_a_slow_model(data, graph, link):
 
 
 def _dropped_later(schedule: Schedule) -> Schedule:
-    """Return the moves in a form possible for a rewriting.
-
-    One copy out, and a release after the last read.
-    """
+    """Return the moves as a rewriting can have them: one copy out, and a release after the last read."""
     order = np.lexsort([schedule.last, schedule.buffer])
     s = schedule.select(order)
     copied = np.concatenate([[True], s.buffer[1:] != s.buffer[:-1]])[: len(s)]
@@ -43,10 +40,7 @@ def _dropped_later(schedule: Schedule) -> Schedule:
 
 
 def _free_views(graph: Graph) -> Graph:
-    """Return the graph with views of zero duration.
-
-    Schedules do not know that each copy back remakes the views.
-    """
+    """Return the graph with views of zero duration, since schedules do not remake views at copies back."""
     views = np.flatnonzero(graph.base != np.arange(len(graph.size)))
     free = np.isin(np.arange(len(graph)), graph.producer[views])
     return graph.with_columns(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting_graphs import chain, graphs, reverted, rewritings
+from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
 from rewriting_terms import contents_by_running
 
 from solvers.rewriting import Graph, Offload, Reload, Rewriting, apply_rewriting
@@ -18,10 +18,7 @@ from solvers.swap import Link
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
-    """Decisions about a graph, with kernels of neighbours or of any operations.
-
-    Some operations are in no kernel.
-    """
+    """Decisions about a graph, with kernels of neighbours or of any operations, and operations in none."""
     graph = draw(graphs())
     rewriting = draw(rewritings(graph))
     runs = Runs(graph, rewriting)
@@ -71,6 +68,19 @@ def test_each_kernel_reads_a_single_copy_and_others_are_unchanged(
 def _swapped(graph: Graph, value: int, after: int, release: int) -> Offload:
     readers = tuple(run for run in graph.readers_of(value).tolist() if graph.backward[run])
     return Offload(value, (Reload(readers),), after, release)
+
+
+def test_copy_out_begins_while_its_value_is_still_read():
+    graph = graph_of(
+        [0, 8, 1, 1, 1, 1],
+        [-1, 0, 1, 2, 3, 4],
+        [[0], [1], [1, 2], [3], [4, 1]],
+        backward=[False] * 3 + [True] * 2,
+    )
+    late = Rewriting((_swapped(graph, 1, 2, 3),))
+    soon = offload_early(graph, late, Link(0.0, 0.25, 0.0, 0.0))
+    assert [offload.after for offload in soon.offloads] == [0]
+    assert [offload.release for offload in soon.offloads] == [3]
 
 
 def test_copy_out_delayed_by_another_begins_no_later_than_before():

@@ -96,7 +96,6 @@ def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, 
 def test_native_pool_equals_the_model(
     allocator: str, parameters: dict[str, Any], make: Make, trace: Trace, limit: int
 ) -> None:
-    """Addresses, live and reserved bytes, segments and the first failure agree."""
     agree(trace, allocator, parameters, make, limit)
 
 
@@ -144,7 +143,6 @@ def test_bfc_without_growth_takes_the_whole_device() -> None:
 @settings(max_examples=40, deadline=None)
 @given(trace=event_traces())
 def test_rmm_arena_without_a_limit_is_as_large_as_necessary(trace: Trace) -> None:
-    """An arena of the reported peak size serves the same requests at the same addresses."""
     free = simulate(trace, "rmm_arena")
     if len(trace):
         tight = simulate(trace, "rmm_arena", arena_bytes=free.peak_reserved_bytes)
@@ -169,7 +167,6 @@ def test_settings_out_of_range_are_named(allocator: str, parameters: dict[str, A
 
 
 def test_cupys_own_pool_equals_the_model(tmp_path: Path) -> None:
-    """CuPy's own pool, on a stand-in driver, agrees with the model at each of many random events."""
     if importlib.util.find_spec("cupy_backends") is None:
         pytest.skip("CuPy is not installed")
     judge = Path(__file__).parents[1] / "support" / "cupy_judge.py"

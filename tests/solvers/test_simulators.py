@@ -37,7 +37,6 @@ def test_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
 
 @every
 def test_long_traces_keep_the_invariants(allocator: str) -> None:
-    """Some hundreds of buffers are alive, with and without a limit."""
     trace = random_trace(1, 1500)
     simulation = simulate(trace, allocator)
     check_simulation(simulation)
@@ -49,7 +48,6 @@ def test_long_traces_keep_the_invariants(allocator: str) -> None:
 
 @every
 def test_simulation_is_deterministic(allocator: str) -> None:
-    """Two simulations of one trace agree in every column."""
     trace = random_trace(2, 3000)
     one, two = (simulate(trace, allocator) for _ in range(2))
     for name in ("address", "live", "reserved"):
@@ -60,14 +58,12 @@ def test_simulation_is_deterministic(allocator: str) -> None:
 
 @every
 def test_fragmentation_of_zero_byte_requests_is_zero_or_whole(allocator: str) -> None:
-    """Zero bytes take no memory, or all reserved memory is fragmentation."""
     simulation = simulate(Trace.of([0, 0], [0, 1], [0, 0]), allocator)
     assert simulation.fragmentation == (1 if simulation.peak_reserved_bytes else 0)
 
 
 @every
 def test_sizes_beyond_any_device_fail(allocator: str) -> None:
-    """Sizes near the largest of a trace neither overflow nor fit."""
     trace = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [1 << 62, 1 << 57, 0, 0])
     simulation = simulate(trace, allocator)
     assert simulation.failed_at == 0
@@ -75,7 +71,6 @@ def test_sizes_beyond_any_device_fail(allocator: str) -> None:
 
 
 def test_fragmentation_counts_requested_bytes() -> None:
-    """1 - peak requested / peak reserved."""
     simulation = simulate(trace_of([(0, MIB, 0), (0, MIB // 2, 0)]), "first_fit")
     assert simulation.peak_reserved_bytes == 2 * MIB
     assert simulation.fragmentation == 0.25
@@ -85,7 +80,6 @@ def test_fragmentation_counts_requested_bytes() -> None:
 @settings(max_examples=80, deadline=None)
 @given(trace=event_traces())
 def test_largest_free_range_equals_a_painted_map(trace: Trace) -> None:
-    """The map counts units of 512 bytes without a buffer."""
     simulation = simulate(trace, "first_fit")
     assert simulation.largest_free_bytes == largest_free_of(simulation)
 
@@ -134,7 +128,6 @@ def largest_free_of(simulation: Simulation) -> int:
 def test_unknown_allocators_and_invalid_settings_are_named(
     allocator: str, more: dict[str, int], what: str
 ) -> None:
-    """An allocator or a setting that does not exist, or is out of range."""
     with pytest.raises(ValueError, match=what):
         simulate(trace_of([(0, 1, 0)]), allocator, **more)
 
@@ -153,13 +146,11 @@ def test_setting_of_another_type_is_refused(allocator: str, bad: object) -> None
 
 
 def test_several_devices_are_refused() -> None:
-    """Addresses of two devices belong to no common space."""
     with pytest.raises(ValueError, match="several devices"):
         simulate(Trace.of([0, 0], [0, 1], 1, device=[0, 1]), "best_fit")
 
 
 def test_contradictory_trace_is_refused() -> None:
-    """The error is the trace's own."""
     with pytest.raises(TraceError, match="before its alloc"):
         simulate(Trace.of([1], [0]), "best_fit")
 

@@ -156,15 +156,6 @@ def dissected(n: int, height: int = 4096, seed: int = 3) -> Buffers:
     return Buffers.of(start, end, size)
 
 
-def test_arena_without_waste_is_found_again() -> None:
-    for seed in range(5):
-        buffers = dissected(200, seed=seed)
-        assert peak_load(buffers) == 4096
-        plan = solve(buffers, seed=seed)
-        check(plan, buffers)
-        assert plan.arena_bytes == 4096
-
-
 def test_sums_near_the_limit_of_64_bits_are_right_or_refused() -> None:
     huge = 2**60
     buffers = Buffers.of([0, 0, 2, 1], [2, 4, 4, 3], [huge, huge, huge, huge - 1])

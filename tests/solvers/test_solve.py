@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from instances import fits, hard
+from problem_classes import tight
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
 from solvers.packing.jobs import Jobs, jobs_of
@@ -88,10 +89,7 @@ def test_capacity_below_the_bound_is_infeasible_and_an_unreached_capacity_unknow
 
 
 def training(n: int, *, circle: bool, seed: int = 0) -> Buffers:
-    """Buffers of a training step.
-
-    Activations are freed in reverse order, temporaries are short, gradients live into the next iteration.
-    """
+    """Activations freed in reverse order, short temporaries, gradients that outlive the iteration."""
     random = np.random.default_rng(seed)
     period, kept, wrapped = 2 * n, n // 4, n // 8
     forward = np.sort(random.choice(n, kept, replace=False))
@@ -123,7 +121,7 @@ def test_training_shaped_buffers_are_packed_within_a_thousandth_of_the_peak_load
 
 
 def test_same_seed_and_nodes_give_the_same_plan() -> None:
-    buffers = hard()
+    buffers = tight(1500, 3)
     stop = Stop(nodes=3_000_000)
     first, second = (solve(buffers, seed=7, stop=stop, solver="greedy") for _ in range(2))
     assert first.offset is not None
@@ -178,7 +176,7 @@ def test_clock_target_and_interrupt_stop_the_solver_and_are_named() -> None:
     buffers = hard()
     assert solve(buffers, stop=Stop(seconds=0.0)).stopped_by == "time"
     began = time.perf_counter()
-    assert solve(buffers, stop=Stop(seconds=0.02), solver="greedy").stopped_by == "time"
+    assert solve(tight(1500, 3), stop=Stop(seconds=0.02), solver="greedy").stopped_by == "time"
     assert time.perf_counter() - began < 60
     assert solve(buffers, stop=Stop(interrupt=lambda: True)).stopped_by == "interrupt"
     start = solve(buffers, stop=Stop(nodes=0)).arena_bytes

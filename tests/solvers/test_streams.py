@@ -174,22 +174,6 @@ def test_interruption_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPa
     check(plan, alternating())
 
 
-def test_waits_of_long_lifetimes_are_counted_in_little_memory() -> None:
-    """One buffer of 60 periods beside thousands of others, most of which share nothing."""
-    n = 2000
-    start = np.arange(n)
-    end = start + 1
-    end[0] = 60 * n
-    offset = np.repeat((start * 64)[:, None], 61, axis=1)
-    offset[0] = (n + np.arange(61)) * 64
-    offset[-2:] = (n + 61) * 64
-    stream = np.zeros(n, np.int64)
-    stream[-1] = 1
-    buffers = Buffers.of(start, end, np.full(n, 64), stream=stream, period=n)
-    plan = Plan(offset, int(offset.max()) + 64, 0, Status.FEASIBLE, "test", 0, 0.0, "", n)
-    assert waits(plan, buffers) == 2
-
-
 @pytest.mark.parametrize("stream", [0, [0, 0, 0, 0, 0, 0, 1]])
 def test_proof_for_full_sharing_holds_for_the_plan(stream: int | list[int]) -> None:
     buffers = crossing(stream=stream)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_steps import links, step_from, steps
 
 from solvers import PlanError
-from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
+from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Step, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
@@ -60,37 +59,17 @@ def test_higher_limit_never_stalls_longer(data: st.DataObject) -> None:
     assert stalls[-1] == 0
 
 
-def random_schedule(step: Step, random: np.random.Generator) -> Schedule:
-    a, rows = absences_of(step), []
-    for row in range(len(a)):
-        last, use = int(a.last[row]), int(a.use[row])
-        if use - last > 1 and random.random() < 0.7:
-            release = int(random.integers(last + 1, use))
-            fetch = int(random.integers(release + 1, use + 1))
-            rows.append((a.buffer[row], last, last, release, fetch, use, True))
-    return Schedule(*zip(*rows, strict=True)) if rows else Schedule.empty()
-
-
-@given(st.data(), st.integers(0, 2**32))
-@SOME
-def test_no_schedule_beats_the_link_bound(data: st.DataObject, seed: int) -> None:
-    step, link = data.draw(steps()), data.draw(links())
-    bound, random = LinkBound(step, link), np.random.default_rng(seed)
-    for _ in range(5):
-        found = replay(step, link, random_schedule(step, random))
-        assert bound.stall_seconds(found.peak_bytes) <= found.stall_seconds + 1e-9
-        if found.stall_seconds == 0:
-            assert bound.peak_bytes() <= found.peak_bytes
-
-
-def test_link_bound_claims_nothing_where_the_linear_solver_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links so slow that the solver's numbers run out, for example."""
+@pytest.mark.parametrize("answer", [None, False])
+def test_link_bound_claims_nothing_where_the_linear_solver_fails(
+    answer: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links so slow that the solver's numbers run out, for example, or that it errs about."""
     layers = 6
     buffers = [(1 << 20, [(layer, True), (2 * layers - 1 - layer, False)]) for layer in range(layers)]
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: None)
+    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: answer)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swap_steps import links, schedules, step_from, steps
+from swap_steps import links, one_move, schedules, step_from, steps
 
 from solvers import Stop, solve
 from solvers.swap import Link, OffloadPlanner, Schedule, Step, reduce_fragmentation, replay
@@ -48,6 +48,15 @@ def test_packed_schedule_stalls_no_longer_holds_the_limit_and_needs_no_larger_ar
     assert arena_of(step, made.schedule) <= arena_of(step, swap.schedule)
 
 
+def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> None:
+    """Operations and copies take a second; a quarter of a second is the margin."""
+    step = step_from([1.0] * 16, [(4, [(0, True), (12, False)])])
+    link = Link(0.0, 0.25, 0.0, 0.25)
+    for margin, gone, back in ((1.0, 3, 10), (0.99, 2, 11), (9.0, 6, 7)):
+        made = tighten(step, link, one_move((0, 0, 0, 6, 7, 12)), np.zeros(16), margin=margin)
+        assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
+
+
 def test_placement_stops_at_the_first_good_schedule() -> None:
     step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
     planner = OffloadPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
@@ -79,6 +88,14 @@ def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     at_once = Schedule(**{**vars(schedule), "out": schedule.last})
     made = delay_offloads(step, link, at_once, replay(step, link, at_once).wait)
     assert (replay(step, link, made).host_load <= replay(step, link, at_once).host_load).all()
+
+
+def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
+    step, link = step_from([1.0] * 10, [(4, [(0, True), (9, False)])]), Link(0.0, 0.2, 0.0, 0.2)
+    schedule = Schedule(*([one] for one in (0, 0, 0, 6, 7, 9, True)))
+    later = delay_offloads(step, link, schedule, np.zeros(10))
+    assert later.out.tolist() == [4]
+    assert replay(step, link, later).stall_seconds == 0
 
 
 @given(st.data(), st.integers(0, 2**32))

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mempool import _core
+from traces.iterations.pattern import Pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import Pool
+    from traces import Buffers
+
+
+def pattern_of(buffers: Buffers) -> Pattern:
+    """Return buffers as the pattern of a single sequence."""
+    n, none = len(buffers), np.zeros(0, np.int64)
+    return Pattern(buffers, np.zeros(n, np.int32), {}, n, n, none, none, 0, 1.0, None)
 
 
 def simulated(capacity: int = 1 << 40, page: int = 4096) -> _core.SimulatedDevice:

@@ -20,8 +20,8 @@ class Watched:
         self.peak = 0
         self._load = 0
 
-    def allocate(self, size: int) -> int:
-        address = self.pool.allocate(size)
+    def allocate(self, size: int, stream: int = 0) -> int:
+        address = self.pool.allocate(size, stream=stream)
         for other, length in self.live.items():
             assert address + size <= other or other + length <= address, "two live buffers overlap"
         self.live[address] = size
@@ -29,9 +29,9 @@ class Watched:
         self.peak = max(self.peak, self._load)
         return address
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, stream: int = 0) -> None:
         self._load -= self.live.pop(address)
-        self.pool.free(address)
+        self.pool.free(address, stream=stream)
 
     def free_all(self) -> None:
         for address in list(self.live):

@@ -161,12 +161,6 @@ def test_floats_read_by_a_script_are_zero_and_calls_without_gradients_are_infere
     assert fit_json("run.py", "--mode", "train")["mode"] == "train"
 
 
-def test_a_dictionary_says_more_of_the_job(folder: Path, fit_json: Any) -> None:
-    answer = fit_json("cnn.py:whole", "--batch", "2")
-    assert answer["warnings"] == []  # there is a loss
-    assert fit_json("cnn.py:whole", "--batch", "2", "--mode", "inference")["mode"] == "inference"
-
-
 def test_the_verdict_comes_first_and_is_the_exit_code(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,19 +247,6 @@ def test_limit_overrides_the_card_with_a_note(limit: str, more: str, folder: Pat
 def test_card_without_modelled_kernels_gives_a_warning(folder: Path, fit_json: Any) -> None:
     answer = fit_json("cnn.py:make", "--card", "MI300X", "--no-largest-batch")
     assert any(text.startswith("MI300X: AMD's kernels and context are not") for text in answer["warnings"])
-
-
-@pytest.mark.parametrize("shape", ["12, 3, 8", "12, 12, 8"])
-def test_doubtful_batch_dimension_of_a_script_gives_a_warning(
-    shape: str, folder: Path, fit_json: Any
-) -> None:
-    text = "import torch\nmodel = torch.nn.Sequential(torch.nn.Identity(), torch.nn.GRU(8, 8))\n"
-    (folder / "first.py").write_text(text + f"model(torch.zeros({shape}))\n")
-    asks = ["first.py", "--no-remedies", "--mode", "inference"]
-    line = f"batch: dimension 0 of ({shape}), though GRU takes the length first; name a function"
-    assert not any(line in text for text in fit_json(*asks)["warnings"])
-    assert any(line in text for text in fit_json(*asks, "--batch", "24")["warnings"])
-    assert any(line in text for text in fit_json(*asks, "--limit", "800MiB")["warnings"])
 
 
 def test_remedies_are_printed_with_code_if_the_job_does_not_fit(

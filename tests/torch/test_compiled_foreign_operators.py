@@ -39,18 +39,6 @@ class Masked(nn.Module):
         return x
 
 
-class Convolutions(nn.Module):
-    """A convolution that inductor lays out with the channels last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.view(16, 4, 8, 8)
-        return self.norm(self.layer(x).relu()) + x.sigmoid()
-
-
 @pytest.mark.parametrize("stride", [(256, 1, 32, 4), (256, 64, 8, 1)], ids=["last", "as asked"])
 def test_reloads_have_the_requested_strides(
     stride: tuple[int, ...],
@@ -63,39 +51,6 @@ def test_reloads_have_the_requested_strides(
     for one in (back, at_once):
         assert one.is_contiguous()
         assert torch.equal(one, left)
-
-
-@pytest.mark.full  # compiled by inductor
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-def test_inductor_strides_are_bit_identical() -> None:
-    inner = {"inner": "inductor"}
-    plain = trained(Convolutions, inner, steps=1, width=256)
-    got = trained(Convolutions, inner | {"threshold": 0}, steps=1, width=256)
-    assert RUNTIME.counters.reloads > 0
-    assert same(got, plain)
-
-
-class Halved(nn.Module):
-    """Low-precision values that a compiler would keep in higher precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            x = self.layer(x)
-            return (x.tanh().exp() * x.sin()).tanh().float()
-
-
-@pytest.mark.full  # compiled by inductor
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_low_precision_values_are_bit_identical() -> None:
-    inner = {"inner": "inductor"}
-    plain = trained(Halved, inner, steps=1, width=32)
-    got = trained(Halved, inner | {"threshold": 0}, steps=1, width=32)
-    assert RUNTIME.counters.reloads > 0
-    assert same(got, plain)
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 92_000])

@@ -24,14 +24,13 @@ from torch._inductor import graph as lowering
 
 import mempool.torch
 from mempool.torch.compiled import decide, ops, partition
-from mempool.torch.compiled.costs import fused_seconds
 from mempool.torch.compiled.decide import StepDecider, measure_step
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
 from mempool.torch.compiled.inductor.limit_search import Request, Trial, search_limit
 from mempool.torch.compiled.inductor.patches import donated_inputs, dying_inputs
 from mempool.torch.compiled.joint_graph import GraphPair, join, trace_joint
-from mempool.torch.compiled.options import TUNABLES, parse_options
+from mempool.torch.compiled.options import parse_options
 from mempool.torch.compiled.records import Constraints, Extreme
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
@@ -479,21 +478,6 @@ def test_branches_warn_of_uncounted_memory() -> None:
         compiled(chosen, {"inner": "eager", "limit": 1 << 30, "link": "pcie3"})(
             torch.ones(8, 8).requires_grad_()
         )
-
-
-def test_fused_operations_cost_less() -> None:
-    """Inputs of products, outputs, and products keep their full cost."""
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        y = (x.sin() * 2).cos()
-        return (y @ y).exp().sum()
-
-    joint = trace_joint(nn.Identity(), (torch.randn(8, 8, requires_grad=True),), loss)
-    seconds = fused_seconds(lambda _: 1.0)
-    nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
-    told = {str(node.target).removesuffix(".default"): seconds(node) for node in reversed(nodes)}
-    assert told["aten.mm"] == told["aten.sum"] == told["aten.cos"] == 1.0
-    assert told["aten.sin"] == told["aten.exp"] == told["aten.neg"] == TUNABLES.fused_share
 
 
 def test_failed_kernel_count_warns(monkeypatch: pytest.MonkeyPatch) -> None:

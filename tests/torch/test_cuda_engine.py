@@ -254,15 +254,6 @@ def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
     assert copy.data.eq(7).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_reload_waits_for_the_offload(seed: int) -> None:
-    runtime, made = engine(seed=seed)
-    target = torch.zeros(SIZE, dtype=torch.uint8)
-    made.reload(made.offload(torch.full((SIZE,), 7, dtype=torch.uint8))[0], target)
-    runtime.finish()
-    assert target.eq(7).all()
-
-
 def test_cuda_is_not_initialized_before_the_program_does() -> None:
     """This PyTorch is perhaps built without CUDA, and would say so."""
     made = CudaEngine(torch.device("cuda", 3), 1 << 20)
@@ -384,14 +375,6 @@ def test_marks_exclude_stream_waits() -> None:
     (seconds,) = made.seconds([first, last])
     assert made.waited(transfer) > 0.9
     assert seconds < 0.1
-
-
-def test_unmarked_waits_are_bounded() -> None:
-    _, made = engine()
-    _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
-    made.wait(transfer)
-    made.end_iteration()
-    assert made.mark().waits == []
 
 
 def test_tensor_of_another_device_is_refused() -> None:

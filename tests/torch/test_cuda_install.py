@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import alone, run_each_alone
@@ -23,6 +24,7 @@ import mempool.torch
 from mempool import UsageError, _core
 from mempool.torch import cuda
 from mempool.torch.introspection import statistics
+from traces import TraceError
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -75,8 +77,6 @@ def test_every_memory_option_replays_in_a_single_growing_arena(driver: str) -> N
         assert on.fake.calls(symbol) > 0
         pool.close()
     assert on.fake.calls("cuMemAlloc_v2") == 0
-    with pytest.raises(UsageError, match="not plain, growing or managed"):
-        install(driver, memory="fast")
     assert on.fake.faults == []
 
 
@@ -214,26 +214,32 @@ def test_device_index_is_accepted(driver: str) -> None:
     assert [pool.core.owns(first), pool.core.owns(second)] == [False, True]
 
 
-@alone
-def test_missing_device_is_an_error_and_pytorch_is_unchanged(driver: str) -> None:
-    on = CudaTorch(driver)
-    for device, said in (("cuda:2", "no CUDA device 2"), ("cuda:x", "no device"), ("cuda:-1", "no device")):
-        with pytest.raises(UsageError, match=said):
-            install(driver, device)
-    assert on.allocator is None
-    assert not mempool.torch.is_installed()
-    install(driver, "cuda:1")
-
-
 # --- what is refused
 
 
 @alone
-def test_missing_driver_is_an_error(driver: str) -> None:
+def test_refused_arguments_leave_pytorch_unchanged(driver: str, tmp_path: str) -> None:
     on = CudaTorch(driver)
-    with pytest.raises(UsageError, match=r"no CUDA driver: libno-such\.so"):
-        install("libno-such.so")
+    plan = Path(tmp_path) / "bad.plan"
+    plan.write_text("not a plan")
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("no CUDA device 2", {"device": "cuda:2"}),
+        ("no device", {"device": "cuda:x"}),
+        ("no device", {"device": "cuda:-1"}),
+        (r"no CUDA driver: libno-such\.so", {"driver": "libno-such.so"}),
+        ("on the host only", {"check": True}),
+        ("not a whole Parquet file", {"plan": plan}),
+        ("not plain, growing or managed", {"memory": "fast"}),
+    ]
+    for reason, options in refused:
+        with pytest.raises((UsageError, TraceError), match=reason):
+            install(**{"driver": driver} | options)
+        assert on.allocator is None
+        assert not mempool.torch.is_installed()
+    with install(driver, mode="off") as pool:
+        assert mempool.torch.installed() is pool
     assert on.allocator is None
+    install(driver, "cuda:1")
 
 
 @alone
@@ -265,35 +271,6 @@ def test_old_pytorch_error_names_the_missing_functions(driver: str) -> None:
     on = CudaTorch(driver, lacks=("set_release_pool", "set_record_stream_fn"))
     with pytest.raises(UsageError, match=r"lacks set_record_stream_fn, set_release_pool; 2\.11 and later"):
         install(driver)
-    assert on.allocator is None
-
-
-@alone
-def test_redzones_are_refused(driver: str) -> None:
-    on = CudaTorch(driver)
-    with pytest.raises(UsageError, match="on the host only"):
-        install(driver, check=True)
-    assert on.allocator is None
-
-
-@alone
-def test_bad_plan_is_refused(driver: str, tmp_path: str) -> None:
-    import traces
-
-    on = CudaTorch(driver)
-    plan = Path(tmp_path) / "bad.plan"
-    plan.write_text("not a plan")
-    with pytest.raises(traces.TraceError, match="not a whole Parquet file"):
-        install(driver, plan=plan)
-    assert on.allocator is None
-    assert not mempool.torch.is_installed()
-
-
-@alone
-def test_off_mode_leaves_pytorch_unchanged(driver: str) -> None:
-    on = CudaTorch(driver)
-    with install(driver, mode="off") as pool:
-        assert mempool.torch.installed() is pool
     assert on.allocator is None
 
 

@@ -43,25 +43,10 @@ class Names(TorchDispatchMode):
 
 
 def peak_bytes(work: Any) -> int:
-    """The peak load of a function's buffers."""
+    """Return the peak load of a function's buffers."""
     with AccessRecorder() as recorder:
         work()
-    trace = recorder.trace()
-    sign = (trace.kind == EventType.ALLOC).astype(int)
-    freed = {
-        int(b): int(s)
-        for b, s, k in zip(trace.buffer, trace.size, trace.kind, strict=True)
-        if k == EventType.ALLOC
-    }
-    load = peak = 0
-    for kind, buffer, alloc in zip(trace.kind, trace.buffer, sign, strict=True):
-        load += (
-            freed[int(buffer)] * (alloc - int(kind == EventType.FREE))
-            if kind in (EventType.ALLOC, EventType.FREE)
-            else 0
-        )
-        peak = max(peak, load)
-    return peak
+    return int(recorder.trace().load().max())
 
 
 def qkv(
@@ -182,29 +167,6 @@ def test_recompute_of_a_checkpoint_uses_kernels_of_the_target(by_hand: bool) -> 
     assert sum(name.endswith("efficient_attention") for name in seen.seen) == 2
 
 
-def test_dropout_keeps_a_byte_an_element() -> None:
-    def work() -> None:
-        x = torch.empty(1 << 20, requires_grad=True)
-        kept = F.dropout(x, 0.1)
-        kept.sum().backward()
-
-    with FakeTensorMode():
-        on_cpu = peak_bytes(work)
-        with emulate_device("cuda"):
-            assert on_cpu - peak_bytes(work) >= 3 << 20
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("inplace", [False, True])
-def test_dropout_returns_the_shapes_of_pytorch(training: bool, inplace: bool) -> None:
-    with FakeTensorMode(), emulate_device("cuda"):
-        x = torch.empty(3, 4)
-        y = nn.Dropout(0.3, inplace=inplace).train(training)(x)
-        assert y.shape == x.shape
-        assert (y is x) == (inplace or not training)
-        assert torch.dropout(x, 0.5, train=training).shape == x.shape
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize(
     "more", [{}, {"num_layers": 2, "bidirectional": True, "dropout": 0.1}, {"batch_first": True}]
@@ -251,15 +213,6 @@ def test_optimizers_take_their_foreach_form_and_their_own_again_afterwards() -> 
             assert any("sqrt" in name for name in names())
             assert any("norm" in name for name in names())
         assert not names()
-
-
-def test_cuda_is_the_fake_device() -> None:
-    with FakeTensorMode(), emulate_device("cuda"):
-        x = torch.empty(4, device="cuda")
-        layer = nn.Linear(4, 4).cuda().to("cuda:0").to(device="cuda")
-        assert layer(x.cuda().to("cuda")).to(torch.float16).device.type == "cpu"
-        with torch.device("cuda"):
-            assert torch.zeros(3).device.type == "cpu"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -372,22 +325,3 @@ def test_other_mask_is_copied_before_the_expansion_to_all_heads(
 ) -> None:
     copies = allocated(length, mask_heads=mask_heads)
     assert copies == [BATCH * mask_heads * length * row * 4] * 2  # one in each of two steps
-
-
-def test_padded_lengths_near_each_other_need_nearly_the_same() -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.BertConfig(
-        hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, vocab_size=100,
-        max_position_embeddings=1024,
-    )  # fmt: skip
-
-    def peak(length: int) -> int:
-        def inputs(batch: int) -> Any:
-            tokens = torch.zeros(batch, length, dtype=torch.int64)
-            return (), {"input_ids": tokens, "attention_mask": torch.zeros_like(tokens), "labels": tokens}
-
-        job = Job(lambda: transformers.BertForMaskedLM(config), inputs, 4, optimizer=torch.optim.AdamW)
-        return fit_job(job).peak_bytes
-
-    peaks = [peak(length) for length in (640, 648, 650, 656)]
-    assert max(peaks) < 1.06 * min(peaks)

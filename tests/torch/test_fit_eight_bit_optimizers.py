@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS, patch_bitsandbytes
+from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS
 from mempool.torch.estimate.remedies.optimizers import InBackward
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ def test_command_takes_the_names_of_the_package_and_of_transformers(
     assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
 
 
+OVERRIDDEN = "AdamW8bit(model.parameters())\nmanager = bnb.optim.GlobalOptimManager.get_instance()\n"
+
+
 @pytest.mark.parametrize(
     ("made", "moments", "bits", "paged"),
     [
@@ -98,9 +101,19 @@ def test_command_takes_the_names_of_the_package_and_of_transformers(
         ("AdamW(model.parameters(), optim_bits=8, is_paged=True)", 2, 8, True),
         ("AdamW(model.parameters(), min_8bit_size=10**7, optim_bits=8)", 2, 32, False),
         ("AdamW(model.parameters())", 2, 32, False),
+        (f"{OVERRIDDEN}manager.override_config(model.weight, 'optim_bits', 32)", 2, 32, False),
+        (
+            f"{OVERRIDDEN}manager.override_config([model.weight, model.bias], "
+            "key_value_dict={'optim_bits': 32})",
+            2, 32, False,
+        ),
+        (
+            f"{OVERRIDDEN}manager.register_module_override(model, 'weight', {{'optim_bits': 32}})",
+            2, 32, False,
+        ),
         ("Lion8bit([{'params': [model.weight], 'lr': 1.0}, {'params': [model.bias]}])", 1, 8, False),
     ],
-)
+)  # fmt: skip
 def test_script_with_an_optimizer_of_the_package_uses_its_layout(
     made: str,
     moments: int,
@@ -117,23 +130,6 @@ def test_script_with_an_optimizer_of_the_package_uses_its_layout(
     assert answer["by_class_bytes"]["optimizer_state"] == state_bytes(moments, bits, paged=paged)
     if not INSTALLED:
         assert "bitsandbytes" not in sys.modules  # the stand-in is gone with the script
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "manager.override_config(model.weight, 'optim_bits', 32)",
-        "manager.override_config([model.weight, model.bias], key_value_dict={'optim_bits': 32})",
-        "manager.register_module_override(model, 'weight', {'optim_bits': 32})",
-    ],
-)
-def test_script_with_32_bit_overrides_uses_their_layout(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = "AdamW8bit(model.parameters())\nmanager = bnb.optim.GlobalOptimManager.get_instance()\n" + line
-    (tmp_path / "train.py").write_text(SCRIPT.format(made))
-    assert fit_json("train.py")["by_class_bytes"]["optimizer_state"] == state_bytes(2, 32)
 
 
 TRAINER = """
@@ -165,16 +161,6 @@ def test_trainer_with_an_eight_bit_optimizer_keeps_embeddings_in_32_bits(
     assert classes["optimizer_state"] == 8 * embedding + 2 * eight + 8 * norms + tables + 3 * 2 * 256
 
 
-@pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
-def test_stand_in_has_optimizers_and_no_layers() -> None:
-    with patch_bitsandbytes():
-        import bitsandbytes
-
-        assert issubclass(bitsandbytes.optim.PagedAdamW8bit, torch.optim.Optimizer)
-        assert not hasattr(bitsandbytes.nn, "Linear4bit")
-    assert importlib.util.find_spec("bitsandbytes") is None
-
-
 def test_eight_bit_optimizer_in_the_backward_lets_gradients_go() -> None:
     def in_backward(parameters: Any) -> torch.optim.Optimizer:
         return InBackward(parameters, STAND_INS["AdamW8bit"])
@@ -188,16 +174,6 @@ def test_remedies_name_the_package_of_the_optimizer() -> None:
     made = mempool.torch.fit(layers, X, STAND_INS["AdamW8bit"], remedies=True)
     (in_backward,) = [one for one in made.remedies if one.name == "optimizer in backward"]
     assert "# make: bitsandbytes.optim.AdamW8bit, say" in in_backward.code
-
-
-@pytest.mark.parametrize(("name", "moments", "bits", "paged"), CASES)
-def test_optimizers_of_the_package_itself_have_the_same_layout(
-    name: str, moments: int, bits: int, *, paged: bool
-) -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    kind = getattr(bitsandbytes.optim, name)
-    made = mempool.torch.fit(nn.Linear(1000, 1000), X, kind)
-    assert made.by_class_bytes["optimizer_state"] == state_bytes(moments, bits, paged=paged)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])

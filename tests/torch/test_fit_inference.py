@@ -159,22 +159,6 @@ def test_mask_with_possible_zeros_costs_a_square_of_the_length(mask: Any) -> Non
     assert more > TOKENS * TOKENS
 
 
-def test_encoder_drops_a_mask_of_true_values() -> None:
-    config = transformers.BertConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-
-    def peak(mask: Any) -> int:
-        given = job(
-            model=lambda: transformers.BertModel(config),
-            inputs=lambda b: tokens(b, mask),
-            dtype=torch.bfloat16,
-        )
-        return fit_job(given).peak_bytes
-
-    assert peak(torch.ones_like) < peak(torch.zeros_like) - TOKENS * TOKENS
-
-
 def test_real_mask_is_known_to_be_full_unless_padded() -> None:
     real = torch.ones(2, 8, dtype=torch.int64)
     padded = real.clone()

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.margins import IN_ALLOCATOR, MIB, PARTS, in_allocator, margins, parse_margins
+from mempool.torch.estimate.margins import MIB, margins
 from traces.trace import EventType, Trace
 
 if TYPE_CHECKING:
@@ -106,13 +106,6 @@ def test_margins_of_the_user_replace_estimates() -> None:
         margins(trace, margin={"nccl": -1})
 
 
-def test_margins_are_read_from_a_command_line() -> None:
-    assert parse_margins(["cuda_context=300MiB", "nccl=0"]) == {"cuda_context": 300 * MIB, "nccl": 0}
-    for text in ("cuda_context", "what=1MiB", "nccl=much"):
-        with pytest.raises(UsageError):
-            parse_margins([text])
-
-
 def test_many_processes_have_buffers_and_buckets() -> None:
     names = ("step", "gradients")
     kinds = [EventType.ALLOC, EventType.FREE, EventType.MARK, EventType.ALLOC]
@@ -127,10 +120,3 @@ def test_many_processes_have_buffers_and_buckets() -> None:
     alone, many = margins(trace), margins(trace, processes=2)
     assert many["ddp_buckets"] == 1024
     assert many.keys() - alone.keys() == {"nccl", "ddp_buckets"}
-
-
-def test_an_empty_trace_has_the_context() -> None:
-    found = margins(Trace.of([], []))
-    assert set(found) == {"cuda_context", "kernels"}
-    assert set(IN_ALLOCATOR) < set(PARTS)
-    assert in_allocator(found) == 0

@@ -267,19 +267,3 @@ def test_trace_is_the_same_without_rules_and_cache(name: str, monkeypatch: pytes
     said = _columns(job_of(name, **changes)), _columns(job_of(name, **changes))
     monkeypatch.setattr(meta_results.MetaCache, "key", lambda *_: None)
     assert said[0] == said[1] == _columns(job_of(name, **changes))
-
-
-def test_batch_norm_is_not_decomposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = []
-    original = FakeTensorMode._dispatch_impl
-
-    def noted(self: Any, func: Any, *given: Any) -> Any:
-        looked.append(func)
-        return original(self, func, *given)
-
-    monkeypatch.setattr(FakeTensorMode, "_dispatch_impl", noted)
-    with ValuelessMode():
-        out = torch.nn.BatchNorm2d(7)(torch.empty(3, 7, 5, 11))
-        assert out.shape == (3, 7, 5, 11)
-        (out * out).sum().backward()
-    assert not {FORWARD, BACKWARD} & set(looked)

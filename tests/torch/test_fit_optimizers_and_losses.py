@@ -14,7 +14,6 @@ from torch import nn
 import mempool.torch
 from mempool.cli.app import call
 from mempool.errors import UsageError
-from mempool.torch.estimate import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,8 +97,3 @@ def test_python_call_takes_the_names() -> None:
     assert named.peak_bytes == written.peak_bytes
     with pytest.raises(UsageError, match="no optimizer 'adamv'"):
         mempool.torch.fit(nn.Linear(4, 4), x, "adamv")
-
-
-def test_job_refuses_a_number_as_optimizer() -> None:
-    with pytest.raises(UsageError, match="optimizer is 3"):
-        Job(lambda: nn.Linear(4, 4), lambda _: ((), {}), 1, optimizer=3)  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ from fit_programs import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.torch.estimate import Job
 from mempool.torch.estimate.checkpointing import (
-    BlockSelection,
     FlopCounter,
     block_list,
     block_selections,
@@ -304,7 +303,3 @@ def test_cheapest_combination_is_minimal_in_cost_and_size(given_: Any, missing: 
 
 
 # -- offloading, estimated --------------------------------------------------------------------------------
-
-
-def test_empty_block_selection_has_an_empty_list() -> None:
-    assert block_list(BlockSelection(())) == ""

@@ -93,12 +93,6 @@ def test_free_list_agrees_with_the_page_model(steps: list[tuple[str, int]]) -> N
     assert free_list.free_ranges() == [(0, PAGES * PAGE)]
 
 
-def test_empty_arena_has_no_free_range() -> None:
-    assert FreeList(0).allocate(1) is None
-    assert FreeList(0).allocate_last(1) is None
-    assert FreeList(0).free_ranges() == []
-
-
 def test_take_peak_returns_the_high_water_mark_since_the_last_call() -> None:
     free_list = FreeList(PAGES * PAGE)
     assert (free_list.allocate(3 * PAGE), free_list.allocate(2 * PAGE)) == (0, 3 * PAGE)

@@ -109,31 +109,6 @@ def kept(*programs: OffloadSchedule) -> tuple[PatternRegistry, list[Any]]:
     return patterns, [patterns.add(one) for one in programs]
 
 
-@pytest.mark.parametrize("turn", ["AAB", "AABB", "AB", "AAABCC"])
-def test_next_variant_is_predicted_after_two_turns(turn: str) -> None:
-    patterns, (a, b, c) = kept(program("a"), program("b"), program("c"))
-    made = {"A": a, "B": b, "C": c}
-    for number, kind in enumerate(turn * 5):
-        if number >= 2 * len(turn):
-            assert patterns.predict_next() is made[kind]
-        patterns.record_end(made[kind])
-
-
-def test_schedule_switches_at_the_diverging_operation() -> None:
-    patterns, (one, other, large) = kept(
-        program("x", "y", "z", sizes=(8, 8)),
-        program("x", "y", "w", sizes=(8, 8)),
-        program("x", "y", "z", sizes=(8, 16)),
-    )
-    begun = RecordedIteration(functions=["x", "y"], born=[(7, 0, 8), (9, 1, 8)])
-    assert patterns.matching_prefix(begun, "w", one) is other
-    assert patterns.matching_prefix(begun, "v", one) is None
-    assert patterns.matching_prefix(begun, "z", one) is None
-    begun = RecordedIteration(functions=["x"], born=[(7, 0, 8), (9, 1, 16)])
-    assert patterns.matching_prefix(begun, None, one) is large
-    assert patterns.matching_prefix(RecordedIteration(functions=["x", "y", "z"]), None, one) is None
-
-
 def test_only_a_stale_pattern_is_replaced() -> None:
     patterns, made = kept(*map(program, range(OPTIONS.max_patterns)))
     new = program(OPTIONS.max_patterns)

@@ -152,15 +152,6 @@ class TestModels:
         paths -= {f"layers.{n}.mlp" for n in range(3)}  # only those in it do anything
         assert {f"Step.model.{path}" for path in paths} <= set(made(trace, "module"))
 
-    def test_rows_of_an_operation_have_equal_times(self) -> None:
-        trace = traced("gpt", fake=False)
-        touched = np.isin(trace.kind, (EventType.READ, EventType.WRITE))
-        times = trace.time_ns[touched]
-        assert (np.diff(times) >= 0).all()
-        operations = {}
-        for time, name in zip(times.tolist(), trace.operation[touched].tolist(), strict=True):
-            assert operations.setdefault(time, name) == name
-
 
 def phase_of(trace: Trace, row: int) -> str:
     before = np.flatnonzero(trace.kind[:row] == EventType.MARK)

@@ -75,19 +75,3 @@ def test_earlier_reloads_need_a_packable_arena(seed: int) -> None:
     for better in (one.swap.schedule for one in made if one is not None):
         assert (better.fetch <= swap.schedule.fetch).all()
         assert arena_bytes(step, better, ALIGNMENT) <= limit
-
-
-def test_each_schedule_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed: list[Any] = []
-
-    def noted(step: Step, schedule: Any, alignment: int) -> int:
-        placed.append(schedule)
-        return arena_bytes(step, schedule, alignment)
-
-    monkeypatch.setattr("mempool.torch.eager.schedule_planner.arena_bytes", noted)
-    step = training(SEEDS[0])
-    planner, limit, swap = planned(step)
-    program = program_for(step, swap)
-    planner.start_reloads_earlier(program, [(row, 5e-3) for row in range(len(swap.schedule))], limit)
-    assert sum(one is swap.schedule for one in placed) == 1
-    assert len({id(one) for one in placed}) == len(placed)

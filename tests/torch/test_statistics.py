@@ -348,18 +348,6 @@ class TestHistory:
         torch.cuda.memory._record_memory_history(enabled=None)
         assert actions() == []
 
-    def test_only_the_last_entries_are_kept(self, answered: Pool) -> None:
-        torch.cuda.memory._record_memory_history(max_entries=5)
-        for _ in range(10):
-            answered.free(answered.allocate(100))
-        assert actions() == [
-            "free_requested",
-            "free_completed",
-            "alloc",
-            "free_requested",
-            "free_completed",
-        ]
-
     def test_second_start_continues_unless_cleared(self, answered: Pool) -> None:
         torch.cuda.memory._record_memory_history(max_entries=100)
         answered.allocate(100)
@@ -369,22 +357,21 @@ class TestHistory:
         torch.cuda.memory._record_memory_history(max_entries=100, clear_history=True)
         assert actions() == []
 
-    def test_actions_are_filtered(self, answered: Pool) -> None:
-        torch.cuda.memory._record_memory_history(skip_actions=["free_requested", "segment_map"])
+    @pytest.mark.parametrize(
+        ("given", "options", "expected"),
+        [
+            ((), {"max_entries": 2}, ["free_requested", "free_completed"]),
+            ((), {"skip_actions": ["free_requested", "segment_map"]}, ["alloc", "free_completed"]),
+            (("state",), {}, []),
+            ((True,), {"trace_alloc_max_entries": 3}, ["alloc", "free_requested", "free_completed"]),
+        ],
+    )
+    def test_options_select_the_entries(
+        self, answered: Pool, given: tuple[Any, ...], options: dict[str, Any], expected: list[str]
+    ) -> None:
+        torch.cuda.memory._record_memory_history(*given, **options)
         answered.free(answered.allocate(100))
-        assert actions() == ["alloc", "free_completed"]
-
-    def test_state_mode_has_no_history(self, answered: Pool) -> None:
-        torch.cuda.memory._record_memory_history("state")
-        answered.allocate(100)
-        assert actions() == []
-
-    def test_legacy_signature(self, answered: Pool) -> None:
-        torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
-        answered.allocate(100)
-        assert actions() == ["segment_map", "alloc"]
-        torch.cuda.memory._record_memory_history(False)
-        assert actions() == []
+        assert actions() == expected
 
     @pytest.mark.parametrize(
         "wrong",
@@ -408,15 +395,6 @@ class TestHistory:
                 pool.allocate(8 * MIB)
             assert actions() == ["oom"]
             assert "8.0MiB requested" in _memory_viz.trace(torch.cuda.memory._snapshot())
-
-    def test_times_are_clock_times(self, answered: Pool) -> None:
-        import time
-
-        torch.cuda.memory._record_memory_history()
-        before = time.time_ns() // 1000
-        answered.allocate(100)
-        entry = torch.cuda.memory._snapshot()["device_traces"][0][-1]
-        assert before - 100_000 <= entry["time_us"] <= time.time_ns() // 1000 + 100_000
 
     def test_later_pool_inherits_the_history(self, pool: Pool) -> None:
         """As when one pool takes over from another."""

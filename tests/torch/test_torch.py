@@ -71,26 +71,15 @@ class TestInstall:
         assert not owns(pool, torch.ones(1000))
         assert (inside == 1).all()
 
-    def test_repeated_installs(self) -> None:
-        for _ in range(5):
-            with mempool.torch.install(device="cpu", background=False) as pool:
-                assert owns(pool, torch.ones(1000))
-        assert _core.torch_cpu_hook().held() == 0
-
     def test_second_install_is_refused(self, pool: mempool.torch.TensorPool) -> None:
         with pytest.raises(UsageError, match="has a pool already"):
             mempool.torch.install(device="cpu")
         assert owns(pool, torch.ones(1000))
 
-    def test_other_device_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="no device 'tpu'"):
-            mempool.torch.install(device="tpu")
-        assert not mempool.torch.is_installed()
-
     def test_torch_device_is_accepted(self) -> None:
         with mempool.torch.install(device=torch.device("cpu"), background=False) as pool:
             assert owns(pool, torch.ones(1000))
-        for wrong in ("", 0):
+        for wrong in ("", 0, "tpu"):
             with pytest.raises(UsageError, match="no device"):
                 mempool.torch.install(device=wrong)
 
@@ -254,10 +243,6 @@ class TestIterations:
             optimizer.step()
         assert (weight < 1).all()
 
-    def test_watch_names_a_wrong_type(self, pool: mempool.torch.TensorPool) -> None:
-        with pytest.raises(UsageError, match=r"optimizer of torch\.optim, not str; .* pool\.step\(\)"):
-            pool.watch("adam")  # type: ignore[arg-type]
-
     @pytest.mark.parametrize("deep", [1, 2])
     def test_wrapped_optimizer_ends_iterations_at_real_steps(
         self, pool: mempool.torch.TensorPool, deep: int
@@ -288,23 +273,6 @@ class TestIterations:
             weight.square().exp().sum()
             pool.plan_now()
         assert pool.plans > 0
-
-    def test_saved_plan_replays_from_the_first_iteration(self, tmp_path: Path) -> None:
-        def work(pool: mempool.torch.TensorPool, count: int) -> None:
-            weight = torch.ones(300, 300)
-            for _ in range(count):
-                weight = torch.tanh(weight @ weight.T) + weight
-                pool.step()
-                pool.plan_now()
-
-        with mempool.torch.install(device="cpu", background=False) as first:
-            work(first, 10)
-            first.save(tmp_path / "plan")
-        with mempool.torch.install(device="cpu", background=False, plan=tmp_path / "plan") as second:
-            work(second, 10)
-        report = second.report().to_dict()
-        assert report["misses"] <= 2
-        assert report["hits"] >= 30
 
     def test_saved_plans_of_all_lengths_replay_in_any_order(self, tmp_path: Path) -> None:
         """Hits from the first step on if that is as when recorded, else from the third at the latest."""
@@ -422,22 +390,27 @@ class TestEnds:
 
 
 class TestCompiledLibrary:
-    def test_missing_compiler_names_the_remedy(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
-        monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.delenv("CXX", raising=False)
-        with pytest.raises(UsageError, match=r"apt install g\+\+"):
-            compiled_library.COMPANION.build()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_failing_compiler_gives_a_line_and_leaves_no_file(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    @pytest.mark.parametrize(
+        ("compiler", "reason"),
+        [
+            (None, r"apt install g\+\+"),
+            ("false", "cannot be built"),
+            ("/nonexistent/c++", None),
+            ('"g++', None),
+        ],
+    )
+    def test_unusable_compiler_gives_a_line_and_leaves_no_file(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str | None, reason: str | None
     ) -> None:
         monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
-        monkeypatch.setenv("CXX", "false")
-        with pytest.raises(UsageError, match="cannot be built") as caught:
+        if compiler is None:
+            monkeypatch.setenv("PATH", str(tmp_path))
+            monkeypatch.delenv("CXX", raising=False)
+        else:
+            monkeypatch.setenv("CXX", compiler)
+        with pytest.raises(UsageError, match=reason) as caught:
             compiled_library.COMPANION.build()
-        assert "\n" not in str(caught.value)
+        assert compiler is None or "\n" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
     def test_library_is_built_once_per_version(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -476,12 +449,3 @@ class TestCompiledLibrary:
             print("well")
         """
         assert run(script, MEMPOOL_CACHE=str(tmp_path)) == "well\n"
-
-    @pytest.mark.parametrize("compiler", ["/nonexistent/c++", '"g++'])
-    def test_invalid_compiler_is_an_error(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
-    ) -> None:
-        monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path))
-        monkeypatch.setenv("CXX", compiler)
-        with pytest.raises(UsageError):
-            compiled_library.COMPANION.build()

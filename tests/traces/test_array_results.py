@@ -20,7 +20,6 @@ DTYPES = ("?", "i1", "u2", "i4", "i8", "f2", "f4", "f8", "g", "c8", "c16", "m8[s
 
 @given(array_programs.programs())
 def test_random_programs_give_the_same_bits(program: list[Any]) -> None:
-    """Plain and watched arrays have equal final values."""
     plain = array_programs.run(program, array_programs.start())
     with ArrayRecorder() as recorder:
         watched = array_programs.run(program, [recorder.watch(one) for one in array_programs.start()])
@@ -30,7 +29,6 @@ def test_random_programs_give_the_same_bits(program: list[Any]) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_common_operations_give_the_same_results(dtype: str) -> None:
-    """Compare results, their types, arrays written in place, and errors."""
 
     def arrays() -> list[Any]:
         numbers = np.array([[3, 0, 1], [2, 5, 4]])

@@ -106,7 +106,9 @@ def test_devices_and_host_are_separate(tmp_path: Path) -> None:
     assert read_chrome(stored(path, memory(2, 512, 1024, kind=1, index=0))).alignment == 512
 
 
-@pytest.mark.parametrize(("category", "marks"), [("Operator", 1), ("cpu_op", 1), ("gpu_user_annotation", 0)])
+@pytest.mark.parametrize(
+    ("category", "marks"), [("user_annotation", 1), ("Operator", 1), ("gpu_user_annotation", 0)]
+)
 def test_repeated_records_of_a_step_become_a_single_mark(category: str, marks: int, tmp_path: Path) -> None:
     """Early releases call a step an operator; the GPU's track repeats the step for its own work."""
     steps = span(category, "ProfilerStep#1", 1, 5)
@@ -214,7 +216,6 @@ def test_events_besides_memory_may_have_any_content(tmp_path: Path) -> None:
 
 
 def test_two_types_of_devices_are_refused(tmp_path: Path) -> None:
-    """Their devices would share indices."""
     path = stored(tmp_path / "t.json", *(memory(1, 512, 8, kind=kind, index=0) for kind in (1, 12)))
     with pytest.raises(TraceError, match="more than one type of device: 12"):
         read_chrome(path)
@@ -325,6 +326,12 @@ LOST = {
     "indexed zeros": ([5e9, 5e9 + 1, 0, 0], [1, 2, 3, 4]),
     "one that is too early": ([10, 20, 5, 30], [1, 2, 3, 4]),
 }
+
+
+def test_baseline_tolerates_totals_reported_out_of_order(tmp_path: Path) -> None:
+    events = [on_gpu(at + 1, 512 * (at + 1), 10, 100 + 10 * (at + 1), 500) for at in range(9)]
+    events[4]["args"]["Total Allocated"] += 7
+    assert read_chrome(stored(tmp_path / "t.json", *events)).load().max() == 190
 
 
 @pytest.mark.parametrize("name", LOST)

@@ -219,13 +219,6 @@ def columns(*mixed: tuple[int, int]) -> tuple[Any, Any]:
     return sequence.astype(np.uint32), size.astype(np.uint64)
 
 
-def test_main_sequence_allocates_most_in_the_second_half() -> None:
-    varied = [(0, 10_000 + n) for n in range(40)]  # more bytes than all later allocations
-    periodic = [(1, 100 + n % 4) for n in range(40)]
-    assert iterations_start(*columns(*varied, *periodic)) == 40
-    assert iterations_start(*columns(*periodic, *varied)) == -1
-
-
 def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
     periodic, varied = [1058 + n % 4 for n in range(80)], list(range(1000, 1080))
     assert sum(periodic[40:]) == sum(varied[40:])
@@ -238,12 +231,6 @@ def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
             )
             == 0
         )
-
-
-def test_ended_sequences_do_not_affect_the_beginning_of_iterations() -> None:
-    over, begun = [(1, 100 + n % 4) for n in range(40)], [(0, 1000 + n % 4) for n in range(60)]
-    assert iterations_start(*columns(*over, *begun)) == 40
-    assert iterations_start(*columns(*over, *begun[:30])) == 0
 
 
 def test_mismatched_columns_are_refused() -> None:

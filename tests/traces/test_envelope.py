@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -136,3 +137,8 @@ def test_growing_iterations_have_no_envelope(known: tuple[int, ...]) -> None:
     assert find_patterns(training(MANY), enveloped=known) == []
     assert len(find_patterns(training(MANY[::-1]), enveloped=known)) == 1
     assert len(find_patterns(training([*MANY, *MANY]), enveloped=known)) == 1
+
+
+def test_envelope_key_differs_from_the_key_of_a_plain_pattern() -> None:
+    (found,) = find_patterns(training(SHUFFLED), enveloped=())
+    assert found.key != dataclasses.replace(found, least=None).key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 import threading
@@ -106,7 +107,9 @@ def test_special_files_are_not_replaced(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", b"\0" * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", gzip.compress(b"id,lower,upper,size\n")]
+)
 def test_unknown_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(content)

@@ -289,7 +289,6 @@ print(sum(len(piece) for piece in iter_rmm_log(sys.argv[2])), peak() - before)
 
 @pytest.mark.full
 def test_large_log_streams_in_bounded_memory(tmp_path: Path) -> None:
-    """A million and a half events take no more memory than two hundred thousand."""
     paths = []
     for events in (200_000, 1_500_000):
         path = tmp_path / f"{events}.log"

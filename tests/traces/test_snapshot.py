@@ -113,7 +113,6 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(
 
 @pytest.mark.parametrize("value", [{}, {"name": "x", "stage": "START"}, 5, {"stage": "?", "time_us": 1}])
 def test_invalid_annotations_are_counted(value: Any, tmp_path: Path) -> None:
-    """Annotations do not affect memory, so the rest of the file stays valid."""
     path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
     trace = read_snapshot(path)
     assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([EventType.ALLOC], "1")

@@ -103,6 +103,12 @@ def test_opcodes_with_too_few_values_on_the_stack_are_damage(tmp_path: Path, bod
         read_snapshot(path)
 
 
+def test_single_surrogates_of_file_names_are_shown_as_unknown(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "/a\udc80/b\udc80.py", "line": 1}]
+    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 0, 1, frames=frames)]))
+    assert trace.names[0] == "b\ufffd\ufffd\ufffd.py:1"
+
+
 @pytest.mark.parametrize("opcode", [b"\x8d", b"\x8e"])
 def test_text_longer_than_the_file_is_truncated(tmp_path: Path, opcode: bytes) -> None:
     body = opcode + (10 * 10**9).to_bytes(8, "little") + b"x" * 1000

@@ -61,10 +61,3 @@ def test_trace_depends_on_the_seed_only() -> None:
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
     assert one.size.tolist() != other.size.tolist()
-
-
-def test_workload_below_the_minimum_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="buffers"):
-        workload.buffers(8)
-    with pytest.raises(ValueError, match="iteration"):
-        workload.generate(100, iterations=0)

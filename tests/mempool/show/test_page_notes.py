@@ -143,14 +143,3 @@ def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None
     resting(page)
     page.mouse.click(*place(page, page.evaluate("mempoolShow.first") - 0.1, 100))
     assert page.locator("#alive").inner_text() == "Alive at the end: 300 B"
-
-
-def test_lost_beginning_is_reported_on_the_page(visit: Callable[..., Any]) -> None:
-    trace = Trace.of(
-        [A, A, F], [0, 1, 0], [100, 50, 0], address=[0, 100, -1],
-        metadata={"history.0": "window", "live_before.0": "100"},
-    )  # fmt: skip
-    page = visit(figure(trace).html())
-    assert page.locator("#caveats").inner_text().startswith("the first events are lost: 100 B were live")
-    page.mouse.move(*place(page, 1.5, 50))
-    assert "lifetime from before the recording to 2" in (tooltip(page) or "")

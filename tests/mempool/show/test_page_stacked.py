@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from pages import place, resting, tooltip, visible, window
+from pages import place, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import content, figure
@@ -108,14 +108,3 @@ def test_small_pieces_are_a_single_grey_band(
     }"""
     heights = (9_990, 10_450, 10_890, 10_920)
     assert [page.evaluate(painted, high) for high in heights] == [True, True, True, False]
-
-
-def test_tooltip_follows_the_picture_below_a_resting_pointer(page: Any) -> None:
-    assert under(page, 4.5, 300) == "buffer #2"
-    page.focus("#figure")
-    page.keyboard.press("/")
-    page.keyboard.type("one")
-    page.keyboard.press("Enter")
-    resting(page)
-    assert window(page)["right"] < 5
-    assert tooltip(page) is None or "buffer #2" not in (tooltip(page) or "")
