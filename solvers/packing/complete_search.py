@@ -1,8 +1,7 @@
 """Complete searches (branching over skyline valleys, and pairwise order) in turns with the repair heuristics.
 
 A complete search decides whether a plan exists within a capacity. The capacities asked for are the lower
-bound, which rises if no plan exists; one just below the best arena, which is optimal if no plan exists; and
-some in between, which improve the plan in small steps when the bound is out of reach.
+bound, which rises if no plan exists, and one just below the best arena, which is optimal if no plan exists.
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ class TurnSearch:
         self._task, self._native = task, task.jobs.native()
         self._seeds = 0
         self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
-        self._part = 0.5  # fraction of the gap that the next step is to close
         self._max_load_repair: _core.LocalRepair | None = None  # begins with the maximum-load-first plan
         self._best_repair: _core.LocalRepair | None = None  # begins with plans of other heuristics
         self._window_repair: _core.WindowRepair | None = None
@@ -152,7 +150,7 @@ class TurnSearch:
         pairs = [self._pairs_below] if can_search_pairs(jobs) else []
         if can_search_skyline(jobs):
             below = [self._below] if pairs else []
-            return [self._target, *below, *pairs, *repair, self._between]
+            return [self._target, *below, *pairs, *repair]
         return [*pairs, *([self._pairs] if pairs else []), *repair]
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
@@ -190,23 +188,24 @@ class TurnSearch:
         while not task.stopped_by and (left := until - task.budget.nodes) > 0:
             now = capacity()
             if turn not in self._searches or self._searches[turn][0] != now:
-                search = self._search(now, search_type)
+                search = self._new_search(search_type, now)
                 if search is None:
                     return
                 self._searches[turn] = now, search
-            self._branch(self._searches[turn][1], now, left)
+            search = self._searches[turn][1]
+            if self._spend(search, search.advance, left):
+                if search.found:
+                    task.offer(search.offsets, int((search.offsets + task.jobs.size).max()))
+                elif search.infeasible:
+                    task.refute(now)
+                task.done()
 
-    def _between(self, budget: int) -> None:
-        """Search for a plan smaller than the best by a step, which adapts to recent success."""
-        gap, unit = self._task.arena - self._task.target, self._task.jobs.unit
-        step = max(int(gap * self._part) // unit * unit, unit)
-        if step < gap and budget >= OPTIONS.skyline_search_work * len(self._task.jobs):
-            capacity = self._task.arena - step
-            search = self._search(capacity)
-            if search is None:
-                return
-            ended = self._branch(search, capacity, budget // 2)
-            self._part = min(self._part * 2, 0.5) if ended else self._part / 2
+    def _new_search(self, search_type: type[_Complete], capacity: int) -> _Complete | None:
+        seed = self._next_seed()
+        search = run_aside(self._task, lambda _: search_type(self._native, capacity, seed))
+        if search is not None:
+            self._task.budget.nodes += search.work
+        return search
 
     def _repair(self, budget: int) -> None:
         """Repair plans locally around the highest job, again and again.
@@ -283,30 +282,9 @@ class TurnSearch:
             self._task.offer(offsets, search.arena)
         self._task.done()
 
-    def _search(self, capacity: int, search_type: type[_Complete] = _core.SkylineSearch) -> _Complete | None:
-        seed = self._next_seed()
-        search = run_aside(self._task, lambda _: search_type(self._native, capacity, seed))
-        if search is not None:
-            self._task.budget.nodes += search.work
-        return search
-
     def _next_seed(self) -> int:
         self._seeds += 1
         return (self._task.seed + self._seeds * 2**32) % 2**64
-
-    def _branch(self, search: _Complete, capacity: int, budget: int) -> bool:
-        """Advance a complete search; return whether the search ended with a plan or with a better bound."""
-        task = self._task
-        ended = self._spend(search, search.advance, budget)
-        if not ended:
-            return False
-        if search.found:
-            offsets = search.offsets
-            task.offer(offsets, int((offsets + task.jobs.size).max()))
-        elif search.infeasible:
-            task.refute(capacity)
-        task.done()
-        return True
 
     def _run_aside(self, advance: Callable[[int], bool], units: int) -> bool | None:
         """Return whether `advance` found something, or None if a limit was reached first."""

@@ -90,6 +90,19 @@ def fit_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Callable[..., Any]) -> Any:
+    """Return a function that estimates the text of a program, train.py, and returns the object printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def answer(text: str, *arguments: str, code: int = 0) -> Any:
+        (tmp_path / "train.py").write_text(text)
+        return fit_json("train.py", "--main", *arguments, code=code)
+
+    return answer
+
+
+@pytest.fixture
 def no_vectors() -> Iterator[None]:
     """Or other kernels would give other last bits: which there are depends on what was measured."""
     from torch._inductor import config

@@ -42,9 +42,6 @@ class Net(nn.Module):
 
 def make(batch, image=16):
     return Net(), torch.zeros(batch, 3, image, image)
-
-def whole(batch):
-    return {"model": Net(8), "inputs": torch.zeros(batch, 3, 8, 8), "loss": torch.sum, "mode": "train"}
 """
 TRAINS = """
 import torch
@@ -328,19 +325,6 @@ def test_module_training_at_import_is_stopped(folder: Path, capsys: pytest.Captu
     )
     assert call(["fit", "real:net"]) == 3
     assert "real trains when it is imported" in capsys.readouterr().err
-
-
-def test_optimizer_loss_and_type_options_change_the_estimate(folder: Path, fit_json: Any) -> None:
-    def state(*arguments: str) -> int:
-        found = fit_json("cnn.py:make", "--batch", "2", *arguments)["by_class_bytes"]
-        return int(found.get("optimizer_state", 0))
-
-    plain, momentum, adamw = (state("--optimizer", name) for name in ("sgd", "sgd+momentum", "adamw"))
-    assert plain == 0
-    assert adamw == 2 * momentum > 0
-    assert state("--dtype", "bf16") < adamw
-    assert state("--optimizer", "torch.optim:AdamW") == adamw
-    assert fit_json("cnn.py:make", "--batch", "2", "--loss", "cross-entropy")["warnings"] == []
 
 
 def test_no_file_is_written_while_a_script_is_tried(folder: Path, fit_json: Any) -> None:

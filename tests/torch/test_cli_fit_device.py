@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mempool.torch
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
-from mempool.torch.estimate.sources.scripts import fake_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,10 +169,3 @@ def test_nested_devices_take_back_and_restore_the_kernels() -> None:
         assert cuda < plain == dropout_mask_bytes()
     assert emulated_device() is None
     assert torch.amp.autocast_mode.autocast.__init__ is init
-
-
-def test_a_block_inside_keeps_the_device_of_the_block_around() -> None:
-    with fake_execution(), fake_execution():
-        assert emulated_device() == "cuda"
-    with fake_execution("cpu"), fake_execution():
-        assert emulated_device() == "cpu"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,10 +12,6 @@ import contextlib
 import io
 
 import mempool.torch
-from mempool.cli.app import call
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
@@ -58,51 +52,37 @@ for (x,) in data:
 """
 
 
-@pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return what the command says of a program with arguments, as JSON."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def of(text: str, *arguments: str, asked: tuple[str, ...] = ()) -> Any:
-        (tmp_path / "train.py").write_text(text)
-        capsys.readouterr()
-        assert call(["fit", "train.py", "--main", "--json", *asked, "--", *arguments]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return of
-
-
 @pytest.mark.parametrize(
     ("library", "text"),
     [("transformers", TRAINER), ("accelerate", ACCELERATE)],
     ids=["Trainer", "accelerate"],
 )
-def test_accumulation_by_a_library_is_estimated(answer: Any, library: str, text: str) -> None:
+def test_accumulation_by_a_library_is_estimated(fitted: Any, library: str, text: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
-    once, often = answer(text, "1"), answer(text, "4")
-    assert often["by_phase_bytes"] == answer(text, "1", asked=("--accumulate", "4"))["by_phase_bytes"]
+    once, often = fitted(text, "--", "1"), fitted(text, "--", "4")
+    assert often["by_phase_bytes"] == fitted(text, "--accumulate", "4", "--", "1")["by_phase_bytes"]
     assert often["by_phase_bytes"]["forward"] > once["by_phase_bytes"]["forward"]
     note = f"of {library} lets gradients of 4 batches add up: tried with two"
     assert any(note in line for line in often["warnings"])
     assert not any("add up" in line for line in once["warnings"])
     assert once["caveats"] == often["caveats"] == []
-    assert answer(text, "4", asked=("--accumulate", "1"))["peak_bytes"] == once["peak_bytes"]
+    assert fitted(text, "--accumulate", "1", "--", "4")["peak_bytes"] == once["peak_bytes"]
 
 
-def test_accelerator_without_accumulate_block_does_not_accumulate(answer: Any) -> None:
+def test_accelerator_without_accumulate_block_does_not_accumulate(fitted: Any) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
-    plain = answer(ACCELERATE, "4", "plain")
+    plain = fitted(ACCELERATE, "--", "4", "plain")
     assert not any("add up" in line for line in plain["warnings"])
-    assert plain["peak_bytes"] == answer(ACCELERATE, "1")["peak_bytes"]
+    assert plain["peak_bytes"] == fitted(ACCELERATE, "--", "1")["peak_bytes"]
 
 
-def test_compiling_trainer_gives_a_note_on_the_eager_model(answer: Any) -> None:
+def test_compiling_trainer_gives_a_note_on_the_eager_model(fitted: Any) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     assert any(
-        "is left out: the result is of the eager" in text for text in answer(TRAINER, "1", "c")["warnings"]
+        "is left out: the result is of the eager" in text
+        for text in fitted(TRAINER, "--", "1", "c")["warnings"]
     )
-    assert not any("left out" in text for text in answer(TRAINER, "1")["warnings"])
+    assert not any("left out" in text for text in fitted(TRAINER, "--", "1")["warnings"])
 
 
 #: A model of 4 MiB of parameters and 1 MiB of activations.
@@ -143,10 +123,10 @@ def real_peak(text: str) -> int:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_peak_and_note_follow_the_order_of_clearing(order: str, answer: Any) -> None:
+def test_peak_and_note_follow_the_order_of_clearing(order: str, fitted: Any) -> None:
     """Predict the bytes of a real run, which differ by the parameters' 4 MiB, within 1 %."""
     text = clearing_script(**ORDERS[order])
-    estimate = answer(text, asked=("--device", "cpu"))
+    estimate = fitted(text, "--device", "cpu")
     assert estimate["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
     noted = any(NOTE in note for note in estimate["warnings"])
     assert noted == (order.startswith("before the backward") and "zeros" not in order)

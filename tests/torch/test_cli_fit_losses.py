@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -112,21 +110,6 @@ def program(loss: str, shape: Any = (ROWS,), wrap: str = "") -> str:
 
 
 Fitted = Any
-
-
-@pytest.fixture
-def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fitted:
-    """Return what the command says of a program, as JSON."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def answer(text: str, *arguments: str, code: int = 0) -> Any:
-        (tmp_path / "train.py").write_text(text)
-        capsys.readouterr()
-        assert call(["fit", "train.py", "--main", "--json", *arguments]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return answer
 
 
 def real_peak(text: str) -> int:

@@ -271,14 +271,6 @@ def test_compiled_model_of_a_script_is_tried_eagerly_with_a_note(
     assert (torch.compile, torch.nn.Module.compile) == kept
 
 
-@pytest.mark.parametrize("head", ["@torch.compile", "@torch.compile(dynamic=True)"])
-def test_compiled_function_of_a_script_gives_a_note_with_its_line(
-    script: Script, fit_json: Any, head: str
-) -> None:
-    name = script(f"{head}\ndef loss(y):\n    return y.square().mean()", "loss(net(x)).backward()")
-    assert any("torch.compile at train.py:6 is left out" in text for text in fit_json(name)["warnings"])
-
-
 @pytest.mark.parametrize("made", ["torch.compile(net)", "torch.nn.Sequential(torch.compile(net))"])
 def test_compiled_model_of_a_function_is_tried_eagerly_with_a_note(
     script: Script, fit_json: Any, made: str

@@ -77,43 +77,6 @@ class Tied(nn.Module):
         return (y[:16] @ self.table.t()).sin()
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.query(x).sin()
-        y = y * y.cos()
-        torch._dynamo.graph_break()
-        y = self.out(y).exp().sin()
-        return y * y.sigmoid()
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-        self.wide = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.inner(x)
-        return x + self.wide(x)
-
-
-class Blocks(nn.Module):
-    """Five blocks that run the same two graphs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +207,6 @@ OPTIONS = {"inner": "eager", "link": "pcie3"}
 PROGRAMS = [
     (Late, once, 0.85, 0.999),
     pytest.param(Skipped, once, 0.55, 0.999, marks=pytest.mark.full),
-    pytest.param(Blocks, once, 0.35, 0.9, marks=pytest.mark.full),
     (Regions, by_regions, 0.6, 0.85),
     pytest.param(Wide, twice, 0.75, 0.9, marks=pytest.mark.full),
     (Parts, by_parts, 0.75, 0.9),

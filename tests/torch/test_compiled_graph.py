@@ -147,20 +147,6 @@ def test_random_operations_keep_their_order() -> None:
     assert graph.control.tolist() == [drawn]
 
 
-def test_attention_is_repeatable_without_dropout() -> None:
-    class Attention(nn.Module):
-        def __init__(self, share: float) -> None:
-            super().__init__()
-            self.share = share
-
-        def forward(self, x: Any) -> Any:
-            return F.scaled_dot_product_attention(x, x, x, dropout_p=self.share)
-
-    x = torch.randn(1, 2, 16, 8, requires_grad=True)
-    assert captured(Attention(0.0), x).graph.repeatable.all()
-    assert not captured(Attention(0.5), x).graph.repeatable.all()
-
-
 def test_in_place_writes_keep_their_order() -> None:
     def step(y: Any) -> Any:
         x, z = y.tan(), y.sin()

@@ -210,11 +210,6 @@ class Many(nn.Module):
         return torch.cat(parts, 1).tanh()
 
 
-def convolutions() -> nn.Module:
-    layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(5)]
-    return nn.Sequential(*(one for layer in layers for one in layer), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3))
-
-
 class Pieces(nn.Module):
     """Concatenations only, so that kernel groups end before nodes that are no kernels."""
 
@@ -265,7 +260,6 @@ class Gelu(nn.Module):
     ("make", "shape", "share"),
     [
         pytest.param(Many, (512, 32), 0.75, marks=pytest.mark.full),
-        pytest.param(convolutions, (8, 4, 32, 32), 0.75, marks=pytest.mark.full),
         (Pieces, (512, 64), 0.87),
         pytest.param(Pieces, (512, 64), 0.94, marks=pytest.mark.full),
         (Inside, (512, 64), 0.86),

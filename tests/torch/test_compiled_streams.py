@@ -74,23 +74,6 @@ def test_unpinnable_host_keeps_values_on_the_device(
     assert torch.equal(x.grad, torch.autograd.grad(waves(y).sum(), y)[0])
 
 
-@pytest.mark.parametrize("size", [(4, 3), (0, 5), (1,), ()], ids=str)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_reload_buffers_are_not_filled(size: tuple[int, ...], deterministic: bool) -> None:
-    """In deterministic mode, PyTorch fills new tensors."""
-    stride = (1, size[0])[: len(size)] if size else ()
-    torch.use_deterministic_algorithms(deterministic)
-    try:
-        with torch.profiler.profile(record_shapes=True) as watched:
-            made = empty_tensor(size, stride, torch.float64, CPU)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    filled = [event.input_shapes[0] for event in watched.events() if "fill" in event.name]
-    assert filled == ([[0]] if deterministic else [])
-    assert (made.shape, made.stride(), made.dtype) == (size, stride, torch.float64)
-    assert made.untyped_storage().nbytes() == 8 * made.numel()
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_reload_buffers_come_from_the_pool(deterministic: bool) -> None:
     """Deterministic mode included."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -175,23 +174,6 @@ def test_no_interleaving_of_streams_corrupts_bytes(
     device.engine.close()
     device.runtime.finish()
     assert device.wrong == []
-
-
-def long(steps: str, seed: int, streams: int, host: int, count: int) -> list[str]:
-    """What goes wrong in a random program."""
-    device, numbers = Device(seed, streams, host), random.Random(seed)
-    for _ in range(count):
-        device.step(numbers.choice(steps), numbers.randrange(1 << 12))
-    for storage in device.storages:
-        device.kernel(storage, device.runtime.main, writes=False)
-    device.runtime.finish()
-    return device.wrong
-
-
-@pytest.mark.parametrize("streams", [1, 2, 3])
-def test_long_programs_stay_correct(streams: int) -> None:
-    for seed in range(40):
-        assert long("nrwwllgggffbe", seed, streams, 2 + seed % 5, 120) == []
 
 
 def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], Any]:

@@ -52,40 +52,33 @@ def inductor(*, cudagraphs: bool) -> Break:
     return lambda patch: patch.setitem(sys.modules, "torch._inductor.config", config)
 
 
+def attribute(owner: Any, name: str, value: object) -> Break:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def answer(owner: Any, name: str, value: object) -> Break:
+    return attribute(owner, name, lambda: value)
+
+
+NCCL_HOOK = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 BROKEN: dict[str, tuple[str, str, Break]] = {
-    "a build for the CPU": (
-        "cpu_build",
-        "stops",
-        lambda patch: patch.setattr(torch.backends.cuda, "is_built", lambda: False),
-    ),
-    "CUDA in use": (
-        "cuda_initialized",
-        "stops",
-        lambda patch: patch.setattr(torch.cuda, "is_initialized", lambda: True),
-    ),
+    "a build for the CPU": ("cpu_build", "stops", answer(torch.backends.cuda, "is_built", False)),
+    "CUDA in use": ("cuda_initialized", "stops", answer(torch.cuda, "is_initialized", True)),
     "CUDA in use behind Python's back": (
         "cuda_initialized",
         "stops",
-        lambda patch: patch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: True),
+        answer(torch._C, "_accelerator_isAllocatorInitialized", True),
     ),
     "another allocator": (
         "other_allocator",
         "stops",
-        lambda patch: patch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: "pluggable"),
+        answer(torch._C, "_cuda_getAllocatorBackend", "pluggable"),
     ),
-    "cuDNN's benchmark": (
-        "cudnn_benchmark",
-        "warns",
-        lambda patch: patch.setattr(torch.backends.cudnn, "benchmark", True),
-    ),
+    "cuDNN's benchmark": ("cudnn_benchmark", "warns", attribute(torch.backends.cudnn, "benchmark", True)),
     "graphs": ("inductor_cudagraphs", "stops", inductor(cudagraphs=True)),
     "graphs by the environment": ("inductor_cudagraphs", "stops", variable("TORCHINDUCTOR_CUDAGRAPHS", "1")),
-    "NCCL's hook": ("nccl_hook", "stops", variable("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "True")),
-    "NCCL's hook by its older name": (
-        "nccl_hook",
-        "stops",
-        variable("NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "1"),
-    ),
+    "NCCL's hook": ("nccl_hook", "stops", variable(f"TORCH_{NCCL_HOOK}", "True")),
+    "NCCL's hook by its older name": ("nccl_hook", "stops", variable(NCCL_HOOK, "1")),
     "another backend": (
         "allocator_settings",
         "warns",
@@ -96,16 +89,8 @@ BROKEN: dict[str, tuple[str, str, Break]] = {
         "warns",
         variable("PYTORCH_ALLOC_CONF", "expandable_segments:True,pinned_use_cuda_host_register:True"),
     ),
-    "an old version": (
-        "version",
-        "warns",
-        lambda patch: patch.setattr(torch, "__version__", "2.1.0"),
-    ),
-    "no compiler": (
-        "no_compiler",
-        "warns",
-        lambda patch: patch.setattr(compiled_library, "compiler", refusing),
-    ),
+    "an old version": ("version", "warns", attribute(torch, "__version__", "2.1.0")),
+    "no compiler": ("no_compiler", "warns", attribute(compiled_library, "compiler", refusing)),
 }
 HARMLESS: dict[str, Break] = {
     "nothing": lambda _patch: None,
@@ -113,7 +98,7 @@ HARMLESS: dict[str, Break] = {
     "NCCL's hook off": variable("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0"),
     "settings of host memory": variable("PYTORCH_CUDA_ALLOC_CONF", "pinned_num_register_threads:8"),
     "empty settings": variable("PYTORCH_ALLOC_CONF", ""),
-    "no GPU": lambda patch: patch.setattr(torch._C, "_accelerator_isAllocatorInitialized", refusing),
+    "no GPU": attribute(torch._C, "_accelerator_isAllocatorInitialized", refusing),
     "a build without the question for the backend": lambda patch: patch.delattr(
         torch._C, "_cuda_getAllocatorBackend"
     ),

@@ -196,37 +196,6 @@ def test_sparse_gradients_are_small(optimizer: Any) -> None:
     assert dense.peak_bytes > 2 * table
 
 
-def computed(tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> Tensor:
-    """Truncate a normal distribution as PyTorch did before drawing again."""
-    with torch.no_grad():
-        tensor.uniform_(-0.9, 0.9, generator=generator).erfinv_()
-        return tensor.mul_(std * 2**0.5).add_(mean).clamp_(min=a, max=b)
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_a_truncated_normal_distribution_needs_no_values(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw in a model's constructor and forward, with each of PyTorch's ways to treat bounds."""
-    if old:
-        monkeypatch.setattr(nn.init, "_no_grad_trunc_normal_", computed)
-
-    def made(draw: Callable[[Tensor], object]) -> Fit:
-        class Noisy(nn.Linear):
-            def reset_parameters(self) -> None:
-                assert draw(self.weight) is self.weight
-
-            def forward(self, x: Tensor) -> Tensor:
-                noise = torch.empty(8, 16)
-                draw(noise)
-                return super().forward(x + noise)
-
-        return mempool.torch.fit(lambda: Noisy(16, 16), X)
-
-    plain = made(nn.init.normal_)
-    for bounds in ({"std": 0.02}, {}, {"a": -0.1, "b": 0.1}):
-        fit = made(lambda tensor, bounds=bounds: nn.init.trunc_normal_(tensor, **bounds))
-        assert fit.by_class_bytes["parameters"] == plain.by_class_bytes["parameters"]
-
-
 def test_modules_whose_sizes_are_not_known_are_refused() -> None:
     with pytest.raises(UsageError, match="lazy"):
         mempool.torch.fit(nn.LazyLinear(4), X)
@@ -242,19 +211,6 @@ def test_models_with_copied_layers_are_estimated() -> None:
         for model in (lambda: nn.TransformerEncoder(layer(), 3), nn.TransformerEncoder(layer(), 3))
     )
     assert made == real
-
-
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers_are_tried(kind: str) -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = getattr(nn, kind)(16, 16, 2, batch_first=True, dropout=0.1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x[:, None])[0]
-
-    assert mempool.torch.fit(Words(), X).by_phase_bytes.keys() == {"forward", "backward", "optimizer"}
 
 
 def test_exceptions_of_user_code_pass_with_a_note() -> None:

@@ -136,13 +136,6 @@ def test_without_a_limit_the_peak_at_the_allowed_slowdown_is_given(plain: Fit) -
     assert found.slower.peak_bytes <= found.without_stall.peak_bytes < plain.peak_bytes
 
 
-def test_a_slower_link_is_not_better(plain: Fit) -> None:
-    quick, slow = (plan_offload(deep(link=link), plain) for link in ("1e-5,1e-11", "1e-3,1e-8"))
-    assert quick is not None
-    assert slow is not None
-    assert quick.without_stall.peak_bytes <= slow.without_stall.peak_bytes
-
-
 def test_offloading_is_a_remedy_and_in_the_json(plain: Fit) -> None:
     """The remedy names rates and link, and the line of code."""
     fit = fit_of(deep(), int(plain.needed_bytes * 0.7))

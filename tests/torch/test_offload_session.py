@@ -299,21 +299,3 @@ def test_recording_without_a_period_is_bounded(mode: OffloadMode, monkeypatch: p
         for _ in range(400):
             x = x + 1 if torch.rand((), generator=choices) < 0.5 else x * 1
             assert len(mode.iterations.current) <= 128
-
-
-def test_reloads_with_waits_start_earlier(mode: OffloadMode) -> None:
-    """A copy engine that is slower than it said: copies back move until they wait less, or may no further."""
-    loop, iterations = Loop(), mode.iterations
-    for _ in range(3):
-        loop.step()
-    plan = iterations.schedule
-    assert plan is not None
-    moves = range(len(plan.swap.schedule))
-    waits = {id(move): 1e-2 for move in moves}
-    mode.engine.waited = lambda transfer: waits.get(id(transfer), 0.0)  # type: ignore[method-assign]
-    better = iterations.planner.start_reloads_earlier(plan, [(move, move) for move in moves], 1 << 40)
-    assert better is not None
-    assert (better.swap.schedule.fetch <= plan.swap.schedule.fetch).all()
-    assert (better.swap.schedule.fetch < plan.swap.schedule.fetch).any()
-    none = iterations.planner.start_reloads_earlier(plan, [(move, object()) for move in moves], 1 << 40)
-    assert none is None

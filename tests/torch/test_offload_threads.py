@@ -21,7 +21,6 @@ from adversary import RESIDENT_BYTES, Adversary, offloaded_range
 
 from mempool.torch.eager import mode as swapping
 from mempool.torch.eager import storages, transfers
-from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload import host_engine
 
 RETURNED = float(sum(range(1, 1001)))
@@ -380,12 +379,3 @@ def test_interpreter_ends_with_transfers_under_way(end: str, code: int) -> None:
     assert ended.returncode == code, ended.stderr
     assert ended.stdout == "2.0\n"
     assert "Exception ignored" not in ended.stderr
-
-
-def test_freed_storages_hold_no_host_copy(mode: Adversary) -> None:
-    tensor = offloaded_range(mode)
-    tensor.untyped_storage().resize_(0)
-    mode.offload_all()
-    record = mode.storages.of(tensor)
-    assert record is not None
-    assert record.state != OFFLOADED

@@ -289,25 +289,6 @@ class TestWorkspace:
         args = (x, x) if func is self.add else (x, x, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
         return footprints.footprint(func, args, {}, 8 * side * side, 0)
 
-    def test_workspace_is_estimated_until_measured(self) -> None:
-        pool = FakePool()
-        footprints = OpFootprints(PoolCounters(pool))  # type: ignore[arg-type]
-        assert self.footprint(footprints, self.add, 4).workspace_bytes == 0
-        footprint = self.footprint(footprints, self.conv, 4)
-        assert (
-            footprint.workspace_bytes == 8 * 16 + footprint.result_bytes
-        )  # nobody knows: as much as it is given and makes
-        for taken, known in (
-            (100, 100),
-            (60, 60),
-            (900, 60),
-        ):  # others may allocate meanwhile: the least counts
-            footprints.begin()
-            pool.total += taken + footprint.result_bytes
-            footprints.end(self.conv, footprint, 8 * 16, footprint.result_bytes)
-            assert footprint.workspace_bytes == known
-        assert self.footprint(footprints, self.conv, 4) is footprint
-
     def test_workspace_counts_within_the_limit(self, engine: HostEngine) -> None:
         with OffloadMode(engine, CPU, 3 * MIB + 4096) as mode:
             pool: Any = FakePool()

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from around import Around
-from models import GPT
 from recorded import made, marks, told
 from torch import nn
 
@@ -50,43 +49,6 @@ def test_gradients_that_are_kept_and_accumulated_are_made_once() -> None:
     trace = recorder.trace()
     assert made(trace)["gradients"] == 2
     assert marks(trace)[:6] == [F, B, F, B, OPT, S]
-
-
-def test_tied_weights_share_a_buffer_and_flattened_weights_are_parameters() -> None:
-    flat = torch.zeros(32)
-    model = nn.Sequential(
-        nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-    )
-    model[0].weight = nn.Parameter(flat[:16].view(4, 4))
-    model[1].weight = nn.Parameter(flat[16:].view(4, 4))
-    model[2].weight = model[0].weight
-    with AccessRecorder([model]) as recorder:
-        model(x()).sum().backward()
-    kinds = made(recorder.trace())
-    assert (kinds["parameters"], kinds["gradients"]) == (1, 2)
-
-
-def test_values_recomputed_by_a_checkpoint_are_activations() -> None:
-    sizes = []
-    for again in (False, True):
-        model = GPT()
-        model.checkpointing = again
-        batch = model.batch(0, 2)
-        with AccessRecorder([model]) as recorder:
-            model.loss(*batch).backward()
-        trace = recorder.trace()
-        assert marks(trace) == [F, B]
-        sizes.append(sum(size for _, _, size, _, kind in told(trace) if kind == "activations"))
-    assert sizes[0] == sizes[1]
-
-
-def test_only_buffers_that_outlive_the_forward_are_activations() -> None:
-    with AccessRecorder() as recorder:
-        w = torch.ones(8, requires_grad=True)
-        (w.exp() + 1).sum().backward()
-    kinds = {operation: kind for kind_, _, _, operation, kind in told(recorder.trace()) if kind_ == "ALLOC"}
-    assert kinds["aten::exp"] == "activations"
-    assert kinds["aten::add.Tensor"] == "temporaries"
 
 
 def test_a_closure_is_forward_and_backward_inside_of_the_optimizer() -> None:

@@ -138,12 +138,6 @@ def test_training_is_bit_identical_and_hits(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("setup", PAIRS, ids=NAMES)
-def test_pairs_of_options(trained: Trained, observer: str, setup: dict[str, Any]) -> None:
-    both(trained, observer, **setup)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
 def test_compiled_training_is_bit_identical(trained: Trained, observer: str, model: str) -> None:
     both(trained, observer, model=model, marks="watch", compiled=True)

@@ -204,8 +204,7 @@ class JointGraph:
 
     Attributes:
         module: a graph of ATen operations without mutation; placeholders are the parameters, buffers and
-            inputs
-            (``primals_*``), then the gradients of the forward results (``tangents_*``).
+            inputs (``primals_*``), then the gradients of the forward results (``tangents_*``).
         forward_outputs: number of outputs of the forward pass, which come first.
         parameter_bytes: bytes of the distinct parameters, which equal the bytes of the gradients.
     """
@@ -219,8 +218,6 @@ def trace_joint(
     model: nn.Module | Callable[[], nn.Module],
     inputs: Callable[[], tuple[Any, ...]] | tuple[Any, ...],
     loss: Callable[..., torch.Tensor] | None = None,
-    *,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> JointGraph:
     """Trace a step.
 
@@ -230,21 +227,19 @@ def trace_joint(
         model: a module, or a function that makes one.
         inputs: the arguments of the module, or a function that makes them.
         loss: computes the loss from the model's result; None: the result is the loss. A loss that needs more
-            than
-            the result must be computed by the model.
-        decompositions: of operations into others, like those of `aot_function`.
+            than the result must be computed by the model.
 
     Raises:
         UsageError: nothing in the step needs a gradient.
     """
     if isinstance(model, nn.Module):
-        return _traced(model, inputs() if callable(inputs) else inputs, loss, decompositions)
+        return _traced(model, inputs() if callable(inputs) else inputs, loss)
     mode = None if callable(inputs) else detect_fake_mode(inputs)
     with mode or FakeTensorMode(allow_non_fake_inputs=True):
-        return _traced(model(), inputs() if callable(inputs) else inputs, loss, decompositions)
+        return _traced(model(), inputs() if callable(inputs) else inputs, loss)
 
 
-def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> JointGraph:
+def _traced(model: nn.Module, inputs: Any, loss: Any) -> JointGraph:
     named = dict(model.named_parameters(remove_duplicate=False))
     owned = {**named, **dict(model.named_buffers(remove_duplicate=False))}
     got: list[JointGraph] = []
@@ -265,7 +260,6 @@ def _traced(model: nn.Module, inputs: Any, loss: Any, decompositions: Any) -> Jo
         fw_compiler=lambda module, _: module,
         partition_fn=keep,
         num_params_buffers=len(owned),
-        decompositions=None if decompositions is None else dict(decompositions),
     )
     with contextlib.suppress(_TracingDone), _named(model), torch.enable_grad():
         traced(owned, *inputs)
