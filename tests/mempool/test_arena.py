@@ -182,15 +182,6 @@ def half_full(**options: int) -> tuple[Core, list[int]]:
     return core, addresses[1::2]
 
 
-@pytest.mark.parametrize(("page", "count", "converted"), [(PAGE, 6, 1), (0, 3, 0)])
-def test_free_memory_of_an_arena_with_pages_serves_requests(page: int, count: int, converted: int) -> None:
-    core, _ = half_full(page=page)
-    while address := core.client.allocate(WIDE, 0):
-        core.live[address] = WIDE
-    assert (sum(size == WIDE for size in core.live.values()), conversions(core)) == (count, converted)
-    core.give_everything_back()
-
-
 def test_conversion_backs_off_and_resets_after_a_long_time_in_use() -> None:
     core = Core(limit=3 * MIB)
     core.client.install(pattern(HALVES))

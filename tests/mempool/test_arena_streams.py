@@ -106,22 +106,6 @@ def test_stream_does_not_wait_during_a_graph_capture() -> None:
     core.give_everything_back()
 
 
-def test_use_by_a_stream_other_than_the_planned_stream_is_known() -> None:
-    """Also after new plans and the end of the arena: the use decides whether a free has to wait."""
-    core = Core()
-    for again in range(3):
-        core.client.load(None, two_streams(shared=False))
-        mine, others = core.allocate(SIZES[0]), core.allocate(SIZES[0], 5)
-        assert core.hits == 2 * (again + 1)
-        core.client.install(pattern([700, 800]))
-        assert (core.client.use(mine, 5), core.client.use(mine, 0)) == (True, False)
-        assert (core.client.use(others, 0), core.client.use(others, 5)) == (True, False)
-        for address, stream in ((mine, 0), (others, 5)):
-            core.free(address, stream)
-            core.device.finish(5 - stream)
-        core.give_everything_back()
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_plan_of_another_process_maps_streams_by_their_first_allocations(late: bool) -> None:
     """Stream handles have no meaning in another process."""
@@ -147,19 +131,6 @@ def test_streams_beyond_the_number_of_tracked_streams_are_served() -> None:
             assert core.run(SIZES, stream=stream) == (4 if stream < 15 else 0)
     assert core.outcomes["other_stream"] == 3 * 4 * 5
     core.give_everything_back()
-
-
-def test_memory_freed_by_another_stream_in_the_arena_belongs_to_the_freeing_stream() -> None:
-    """A live buffer belongs to the allocating stream, and the memory after the free to the freeing stream."""
-    core = Core()
-    core.client.load(None, pattern(SIZES, APART))
-    kept = core.allocate(SIZES[0])
-    assert not core.client.use(kept, 0)
-    core.free(kept, stream=5)
-    core.step()
-    again = core.allocate(SIZES[0])
-    assert again == kept
-    assert waits(core) == 1
 
 
 def test_holes_of_an_arena_are_anothers_only_when_memory_runs_out() -> None:

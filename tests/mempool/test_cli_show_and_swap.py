@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from shown import Packed, four_buffers
-from snapshots import event, segment, stored
+from snapshots import segment, stored
 from swap_traces import MIB, training
 
 from mempool.cli.app import call
@@ -109,21 +109,6 @@ def test_lost_history_is_reported_and_not_simulated(folder: Path, cli: Cli) -> N
     (timeline,) = content("end.html").said["timelines"]
     assert (timeline["still"], timeline["caveats"]) == (True, [caveat["caveat"]])
     assert "none were recorded" in cli.error("show end.pickle -a first_fit", code=3)
-
-
-@drawn
-def test_snapshot_of_a_failed_run_names_the_refused_request(folder: Path, cli: Cli) -> None:
-    """The refused request has its stack if source lines are requested."""
-    frames = [{"name": "scores", "filename": "/home/me/attention.py", "line": 42}]
-    died = event("oom", 0, 900, 2, device_free=100, frames=frames)
-    stored(folder / "died.pickle", [event("alloc", 4096, 512, 1), died])
-    cli.run("show died.pickle --frames")
-    refused = content("died.html").said["timelines"][0]["notes"]["refused"]
-    assert refused["stack"]["names"] == ["attention.py:42 scores"]
-    assert content("died.html").column(refused["asked"]).tolist() == [900]
-    assert content("died.html").column(refused["free"]).tolist() == [100]
-    cli.run("show died.pickle")
-    assert "attention" not in json.dumps(content("died.html").said)
 
 
 def test_our_own_pool_is_among_the_allocators(folder: Path, cli: Cli) -> None:

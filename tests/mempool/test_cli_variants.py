@@ -244,9 +244,6 @@ def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
     command = "plan run.trace --time-limit 40 -o run.plan"
     assert cli.answer(command, code=130)["stopped_by"] == "interrupt"
     assert [stop.seconds for stop in stops] == [10, 10, 10]  # and ten for all together
-    assert [stop.nodes for stop in stops] == [None, None, 0]
-    assert stops[0].target_bytes is None
-    assert None not in [stop.target_bytes for stop in stops[1:]]  # beside the largest there is enough
     saved = read_plans(folder / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.variants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,20 +271,35 @@ def test_addresses_inside_a_small_buffer_are_not_freed(alignment: int) -> None:
     assert stats["small"]["total"] == stats["blocks"]["total"] > 0 == stats["blocks"]["current"]
 
 
+@pytest.mark.parametrize("page", [0, 4096, 1 << 16, 1 << 21, 1 << 22])
+@pytest.mark.parametrize("alignment", [64, 512, 1 << 14, 1 << 15])
+@pytest.mark.parametrize("small", [0, 512, 1 << 20])
+def test_any_threshold_alignment_and_page_size_serve_small_requests(
+    page: int, alignment: int, small: int
+) -> None:
+    device = _core.SimulatedDevice(page=page, alignment=alignment)
+    pool = _core.Pool(device=device, small_bytes=small)
+    client = _core.Client(pool, "test")
+    live = {}
+    for size in [*range(1, 700, 13), 1000, 5000, 16384, 16385, 70_000]:
+        address = client.allocate(size)
+        assert address % alignment == 0
+        assert all(address + size <= a or a + b <= address for a, b in live.items())
+        live[address] = size
+    for address in list(live)[::2]:
+        client.free(address)
+    pool.trim()
+    assert (
+        pool.stats()["reserved"]["current"] == device.counts().committed >= client.stats()["live"]["current"]
+    )
+    for address in list(live)[1::2]:
+        assert client.free(address)
+    pool.trim()
+    counts = device.counts()
+    assert (counts.committed, counts.live_reservations, counts.errors) == (0, 0, 0)
+
+
 # --- statistics and recording
-
-
-@pytest.mark.parametrize("page", [0, 4096])
-def test_high_water_mark_does_not_rise_beside_much_idle_memory(page: int) -> None:
-    """A growing array does not keep the memory of all former sizes."""
-    core = Core(page=page)
-    core.pool.set_retained_limit(1 << 40)
-    now = core.allocate(300_000)
-    for size in range(400_000, 10_000_000, 100_000):
-        before, now = now, core.allocate(size)
-        core.free(before)
-    assert core.pool.stats()["reserved"]["peak"] <= 2 * 10_000_000 * 9 // 8 + (1 << 20)
-    core.give_everything_back()
 
 
 def test_small_request_is_served_from_any_free_memory() -> None:
@@ -301,3 +317,44 @@ def test_small_request_is_served_from_any_free_memory() -> None:
     assert core.client.stats()["small"]["current"] == 0
     assert core.client.stats()["small_live"]["current"] == 0
     core.free(taken[0])
+
+
+# --- bounds
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_pages_given_back_between_live_buffers_do_not_become_mappings() -> None:
+    pool = _core.Pool(device=_core.HostDevice())
+    client = _core.Client(pool, "test")
+    buffers = [client.allocate(4096) for _ in range(20_000)]
+    before, reserved = mappings(), pool.stats()["reserved"]["current"]
+    for buffer in buffers[::2]:
+        client.free(buffer)
+    pool.trim()
+    assert pool.stats()["reserved"]["current"] < 0.6 * reserved
+    assert mappings() - before < 500
+    again = [client.allocate(4096) for _ in range(10_000)]
+    for buffer in buffers[1::2] + again:
+        assert client.free(buffer)
+
+
+def test_hole_search_is_bounded_and_resumes_where_the_last_search_stopped() -> None:
+    """A search looks at a bounded number of ranges, and wraps around at the end."""
+    guard = _core.Occupancy()
+    for begin in range(0, 1 << 20, 256):
+        guard.take(begin, begin + 192)
+    limit = 1 << 20
+    found = set()
+    for _ in range(200):
+        begin = guard.find_hole(64, 64, limit - 64)
+        if begin == limit - 64:
+            continue
+        assert guard.is_free(begin, begin + 64)
+        found.add(begin)
+    assert len(found) >= 8
+    guard.release(512 * 256)
+    assert any(guard.find_hole(200, 64, limit - 64) == 512 * 256 - 64 for _ in range(64))

@@ -1,4 +1,4 @@
-"""Contexts, streams, events and captures of a CUDA device, on a driver without a GPU."""
+"""Contexts, memory, streams, events and captures of a CUDA device, on a driver without a GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from cores import pattern
 from fake_cuda import (
     GLOBAL,
+    OUT_OF_MEMORY,
     RELAXED,
     THREAD_LOCAL,
     FakeCuda,
@@ -72,6 +73,102 @@ def test_memory_belongs_to_the_device_whichever_context_is_current(fake: FakeCud
     assert (fake.live_bytes(0), fake.live_bytes(1)) == (0, 512)
 
 
+# --- memory
+
+
+def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
+    fake.set_capacity(4 * MIB)
+    device = fake.device()
+    memory = calls(fake, device)
+    assert (device.alignment, device.page) == (512, 0)
+    address = memory.reserve(3 * MIB)
+    assert device.memory() == (MIB, 4 * MIB)
+    assert memory.commit(address, 3 * MIB)
+    memory.decommit(address, MIB)
+    assert memory.resize(address, 3 * MIB, 4 * MIB) == 0
+    assert fake.live_bytes() == 3 * MIB
+    assert memory.reserve(2 * MIB) == 0
+    assert memory.reserve(0) == 0
+    assert device.errors == 0  # to be out of memory is none
+    memory.release(address, 3 * MIB)
+    assert device.memory() == (4 * MIB, 4 * MIB)
+
+
+def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
+    for device in (_core.HostDevice(), _core.SimulatedDevice()):
+        assert device.memory() == (0, 0)
+        assert not _core.DeviceCalls(device).capturing(0)
+        assert _core.DeviceCalls(device).synchronize()
+
+
+@pytest.mark.parametrize("given", [256, 512])
+@pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
+def test_addresses_are_aligned_whatever_the_driver_returns(
+    fake: FakeCuda, given: int, alignment: int
+) -> None:
+    fake.set_alignment(given)
+    memory = calls(fake)
+    addresses = [memory.reserve(10_000, alignment) for _ in range(4)]
+    assert all(address != 0 and address % alignment == 0 for address in addresses)
+    for address in addresses:
+        memory.zero(address, 10_000)  # all of it is the device's
+    assert memory.synchronize()
+    for address in addresses:
+        memory.release(address, 10_000)
+    fake.set_capacity(20_000)
+    memory.reserve(10_000)
+    assert memory.reserve(10_000, 16_384) == 0  # no room for a larger alignment
+    assert fake.live_allocations == 1
+
+
+def test_address_moved_up_for_alignment_is_freed_correctly_when_reused(fake: FakeCuda) -> None:
+    memory = calls(fake)
+    seen: dict[int, set[int]] = {256: set(), 512: set()}
+    for _ in range(50):
+        for given in (256, 512):
+            fake.set_alignment(given)
+            address = memory.reserve(MIB)
+            seen[given].add(address)
+            memory.release(address, MIB)
+    assert seen[256] & seen[512]  # or nothing has been tested
+    assert fake.live_allocations == 0
+
+
+def test_refused_driver_call_is_counted_and_named(fake: FakeCuda) -> None:
+    device = fake.device()
+    assert (device.errors, device.last_error) == (0, None)
+    fake.fail("cuMemAlloc_v2")
+    assert calls(fake, device).reserve(512) == 0
+    assert device.errors == 1
+    assert device.last_error == "cuMemAlloc_v2 (512 bytes): CUDA_ERROR_INVALID_VALUE (1): of the fake driver"
+    fake.fail("cuMemGetInfo_v2")
+    assert device.memory() == (0, 0)
+    assert device.errors == 2
+
+
+def test_unavailable_context_is_tried_again(fake: FakeCuda) -> None:
+    device = fake.device()
+    fake.fail("cuDevicePrimaryCtxRetain", OUT_OF_MEMORY, times=1)
+    assert calls(fake, device).reserve(512) == 0
+    assert device.errors == 1
+    assert calls(fake, device).reserve(512) != 0
+
+
+def test_page_of_small_buffers_uses_no_possibly_destroyed_stream(fake: FakeCuda) -> None:
+    """The trim waits for the stream; a later owner of the page cannot."""
+    pool = _core.Pool(device=fake.device())
+    client = _core.Client(pool, "test")
+    gone, keeps, comes = fake.stream(), fake.stream(), fake.stream()
+    kept, freed = client.allocate(100, keeps), client.allocate(100, gone)
+    assert client.free(freed, gone)
+    pool.trim()
+    before = fake.calls("cuEventRecord"), fake.calls("cuStreamWaitEvent")
+    assert client.allocate(100, comes) == freed
+    assert (fake.calls("cuEventRecord"), fake.calls("cuStreamWaitEvent")) == before
+    assert client.free(freed, comes)
+    assert client.free(kept, keeps)
+
+
 # --- streams and events
 
 
@@ -95,16 +192,6 @@ def test_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> No
     assert fake.pending(0) == fake.pending(1) == (0 if default == 2 else 1)
 
 
-def test_event_is_done_when_its_stream_has_passed(fake: FakeCuda) -> None:
-    memory, stream = calls(fake), fake.stream()
-    event = memory.record(stream)
-    assert not memory.query(event)
-    fake.finish(stream)
-    assert memory.query(event)
-    memory.forget(event)
-    assert memory.query(0)
-
-
 def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     address = memory.reserve(512)
@@ -118,6 +205,7 @@ def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: 
     assert fake.pending(then) == 2
     fake.finish(first)
     assert fake.pending(then) == 0
+    assert memory.query(0)  # no event
     assert fake.faults == []
 
 
@@ -142,17 +230,12 @@ def test_events_are_as_many_as_are_in_use_at_a_time(fake: FakeCuda) -> None:
         assert len(set(events)) == 3
         for event in events:
             memory.forget(event)
+    fake.fail("cuEventRecord", times=5)
+    assert [memory.record(stream) for _ in range(5)] == [0] * 5
+    memory.forget(memory.record(stream))
     assert fake.calls("cuEventCreate") == fake.live_events == 3
     del memory
     assert fake.live_events == 0
-
-
-def test_event_is_reused_after_a_failed_record(fake: FakeCuda) -> None:
-    memory, stream = calls(fake), fake.stream()
-    fake.fail("cuEventRecord", times=5)
-    assert [memory.record(stream) for _ in range(5)] == [0] * 5
-    assert memory.record(stream) != 0
-    assert fake.live_events == 1
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
@@ -198,14 +281,6 @@ def test_host_waits_for_an_event_where_the_stream_cannot(fake: FakeCuda) -> None
     event = memory.record(first)
     fake.fail("cuCtxSynchronize")
     assert not memory.wait(then, event)
-
-
-def test_synchronize_waits_for_every_stream_of_the_device(fake: FakeCuda) -> None:
-    memory, streams = calls(fake), [0, fake.stream(), fake.stream()]
-    for stream in streams:
-        memory.zero(memory.reserve(512), 512, stream)
-    assert memory.synchronize()
-    assert [fake.pending(stream) for stream in streams] == [0, 0, 0]
 
 
 def test_memory_stays_while_its_users_cannot_be_waited_for(fake: FakeCuda) -> None:
@@ -255,30 +330,16 @@ def test_memory_can_be_had_and_given_back_during_a_capture(
     assert fake.end_capture(captured) > 0
 
 
-def test_capture_mode_of_the_thread_is_unchanged(fake: FakeCuda) -> None:
-    memory = calls(fake)
-    for mode in (THREAD_LOCAL, RELAXED, GLOBAL):
-        fake.exchange_mode(mode)
-        everything(memory, fake.stream())
-        assert fake.mode == mode
-
-
-def test_captured_stream_is_recognised(fake: FakeCuda) -> None:
-    memory, captured, other = calls(fake), fake.stream(), fake.stream()
-    assert not memory.capturing(captured)
+def test_legacy_stream_counts_as_captured_while_a_blocking_stream_is(fake: FakeCuda) -> None:
+    device, captured, other = fake.device(), fake.stream(blocking=True), fake.stream()
+    memory = calls(fake, device)
+    memory.reserve(512)
+    earlier = memory.record(other)
     fake.begin_capture(captured)
     assert memory.capturing(captured)
     assert not memory.capturing(other)
-    assert not memory.capturing(0)
-    fake.end_capture(captured)
-    assert not memory.capturing(captured)
-
-
-def test_legacy_stream_counts_as_captured_while_a_blocking_stream_is(fake: FakeCuda) -> None:
-    device, captured = fake.device(), fake.stream(blocking=True)
-    memory = calls(fake, device)
-    memory.reserve(512)
-    fake.begin_capture(captured)
+    assert memory.wait(0, earlier)  # on the host
+    assert fake.pending(other) == 0
     assert memory.capturing(0)
     assert memory.capturing(1)
     assert not memory.capturing(2)
@@ -294,15 +355,6 @@ def test_legacy_stream_counts_as_captured_while_a_blocking_stream_is(fake: FakeC
     assert memory.synchronize()
 
 
-def test_legacy_stream_waits_on_the_host_during_a_blocking_capture(fake: FakeCuda) -> None:
-    memory, captured, other = calls(fake), fake.stream(blocking=True), fake.stream()
-    event = memory.record(other)
-    fake.begin_capture(captured)
-    memory.wait(0, event)
-    assert fake.pending(other) == 0
-    assert fake.end_capture(captured) > 0
-
-
 def test_captured_event_is_never_done_and_not_queried_at_the_driver(fake: FakeCuda) -> None:
     device, captured = fake.device(), fake.stream()
     memory = calls(fake, device)
@@ -314,23 +366,16 @@ def test_captured_event_is_never_done_and_not_queried_at_the_driver(fake: FakeCu
     assert fake.end_capture(captured) > 0
     assert not memory.query(event)  # what it stands for runs when the graph is launched
     assert device.errors == 0
+    assert memory.record(captured) == event  # an ordinary event again
+    fake.finish(captured)
+    assert memory.query(event)
+    memory.forget(event)
     fake.begin_capture(captured)
     fake.fail("cuEventCreate")
     event = memory.record(captured)
     assert event != 0
     assert not memory.query(event)
     assert fake.end_capture(captured) > 0
-
-
-def test_event_of_a_finished_capture_is_an_ordinary_event_again(fake: FakeCuda) -> None:
-    memory, captured = calls(fake), fake.stream()
-    fake.begin_capture(captured)
-    event = memory.record(captured)
-    memory.forget(event)
-    assert fake.end_capture(captured) > 0
-    assert memory.record(captured) == event
-    fake.finish(captured)
-    assert memory.query(event)
 
 
 def test_streams_of_a_capture_are_ordered_in_the_graph(fake: FakeCuda) -> None:

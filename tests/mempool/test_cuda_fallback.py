@@ -8,7 +8,8 @@ import pytest
 from cores import pattern
 from fake_cuda import GETS_MEMORY, KINDS
 
-from mempool import _core
+from mempool import UsageError, _core
+from mempool.cuda_callbacks import CallbackPool
 from mempool.settings import EVERYTHING
 
 if TYPE_CHECKING:
@@ -76,10 +77,7 @@ def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
 
 @every_kind
 def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
-    """A cache of keys and values is a little larger each time.
-
-    The new cache is allocated before the free of the former.
-    """
+    """A cache of keys and values is a little larger each time, and allocated before the former is freed."""
     pool = _core.Pool(device=fake.device(memory=kind))
     client = _core.Client(pool, "test")
     client.set_retained_limit(EVERYTHING)
@@ -91,3 +89,21 @@ def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda
     assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
     for cache in caches:
         client.free(cache, 0)
+
+
+def test_allocation_on_a_captured_stream_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:
+    """The graph would use the memory long after the memory has another owner."""
+    stream, side = fake.stream(), fake.stream()
+    with CallbackPool(0, driver=fake.driver, name="captured", background=False) as pool:
+        before = pool.take(MIB, stream)
+        fake.begin_capture(stream)
+        fake.fork(stream, side)
+        for captured in (stream, side):
+            with pytest.raises(UsageError, match="allocate before the capture"):
+                pool.take(MIB, captured)
+        other = pool.take(MIB)
+        pool.give(before, stream)
+        assert not fake.is_broken(stream)
+        fake.destroy_graph(fake.end_capture(stream))
+        for address in (pool.take(MIB, stream), other):
+            pool.give(address, 0)

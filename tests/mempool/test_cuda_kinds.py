@@ -33,14 +33,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 # --- every kind
 
 
-@every_kind
-def test_memory_kind_is_chosen_by_name(fake: FakeCuda, kind: str) -> None:
-    device = fake.device(memory=kind)
-    assert device.kind == kind
-    device.check()
-    assert device.alignment == 512
-
-
 def test_unknown_memory_kind_and_missing_device_are_refused(fake: FakeCuda) -> None:
     with pytest.raises(ValueError, match="plain, growing, managed or pinned"):
         fake.device(memory="fast")
@@ -63,32 +55,6 @@ def test_pool_on_each_memory_kind_records_plans_and_replays(
         memory.free_all()
         assert pool.release()
     assert device.errors == 0
-
-
-@every_kind
-def test_memory_of_a_stream_is_reused_on_another_only_after_its_work(fake: FakeCuda, kind: str) -> None:
-    """Each buffer is written and read by the owning stream, and freed while the work is queued."""
-    device = fake.device(memory=kind)
-    pool = _core.Pool(device=device)
-    client = _core.Client(pool, "test")
-    streams = [fake.stream(), fake.stream(), 0]
-    for number in range(300):
-        stream = streams[number * 7 % 3]
-        size = (700, 5000, 3 * MIB, 12 * MIB, 40 * MIB)[number % 5]
-        address = client.allocate(size, stream)
-        assert address % 512 == 0
-        assert address != 0
-        for begin in (address, address + size - min(size, MIB)):
-            fake.write(stream, begin, min(size, MIB), number % 251)
-            fake.expect(stream, begin, min(size, MIB), number % 251)
-        assert client.free(address, stream if number % 5 else streams[(number + 1) % 3])
-        if number % 9 == 0:
-            fake.finish(streams[number % 3])
-        if number % 60 == 59:
-            pool.trim()
-    pool.trim()
-    assert pool.release_arena()
-    assert (fake.live_bytes(), device.errors) == (0, 0)
 
 
 @every_kind
@@ -264,10 +230,7 @@ def test_unused_arena_pages_are_returned_on_request_beside_live_buffers(
 
 
 def test_pages_are_mapped_once_and_unmapped_in_the_same_parts(fake: FakeCuda) -> None:
-    """Random parts of a reservation are mapped and unmapped.
-
-    The driver reports no errors, and kernels reach the mapped rest.
-    """
+    """Random parts of a reservation: the driver reports no errors, and kernels reach the mapped rest."""
     memory = calls(fake, memory="growing")
     rng = random.Random(1)
     space = memory.reserve(64 * MIB)

@@ -13,7 +13,7 @@ from mempool import _core
 from mempool.cli.app import call
 from mempool.demo import race as module
 from mempool.demo.network import LAYERS, Data, Network, warm_up
-from mempool.demo.race import Process, Race, WorkerError, race
+from mempool.demo.race import Race, WorkerError, race
 from mempool.demo.worker import best_framework
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -24,15 +24,11 @@ def done(request: pytest.FixtureRequest) -> Race:
     return race("numpy", marks=request.param, steps=6, turns=6, show=lambda _: None)
 
 
-def test_results_are_identical_to_the_bit(done: Race) -> None:
+def test_results_are_identical_to_the_bit_and_the_steady_state_has_no_misses(done: Race) -> None:
     """All losses and the parameters agree between two runs of the default allocator, and with the pool."""
     assert done.repeatable
     assert done.identical
     assert len(done.pool.losses) == 36
-
-
-def test_steady_state_has_no_misses(done: Race) -> None:
-    """Once the plan is in effect, every allocation covered by the plan is at the planned address."""
     answer = done.answer()
     assert answer["state"] == "replaying"
     assert answer["hits"] > 0
@@ -105,18 +101,6 @@ def test_failing_process_is_a_single_line(
         race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)
     assert call(["demo"]) == 4
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_process_ended_long_ago_is_reported_with_its_last_words() -> None:
-    """Nobody reads the line, neither when sent nor when the pipe is closed."""
-
-    def ask_too_late() -> None:
-        with Process(["-c", "raise SystemExit('no such luck')"]) as one:
-            one._process.wait()
-            one.ask("steps 1")
-
-    with pytest.raises(WorkerError, match="no such luck"):
-        ask_too_late()
 
 
 def test_current_folder_does_not_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

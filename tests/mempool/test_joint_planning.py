@@ -208,12 +208,6 @@ def test_marks_win_over_patterns_detected_earlier(pool: Pool, memory: programs.W
     assert len({len(known.buffers) for known in pool.planner.learner.registry}) == 1
 
 
-def test_single_variant_has_a_plan_of_its_own(pool: Pool, memory: programs.Watched) -> None:
-    iteration = variants(memory, lambda _: 1024)
-    in_steps(pool, iteration, LEARNED)
-    assert not pool.planner.learner.builder.joint
-
-
 def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
     """Save the plans learned of these variants to a file."""
     with program() as (pool, memory):

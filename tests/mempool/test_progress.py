@@ -220,14 +220,3 @@ def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
         for _ in range(40):
             program.play(self_contained(sizes))
         assert sum(program.play(self_contained(sizes)) for _ in range(20)) == 0
-
-
-def test_similar_variants_have_a_plan_each() -> None:
-    program = Program(marks=True, every=50)
-    alike = [10_000 + 640 * k for k in range(100)]
-    kinds = [[*alike[:50], *((j << 20) + 4096 * k for k in range(9)), *alike[59:]] for j in range(1, 5)]
-    for _ in range(100):
-        program.play(self_contained(kinds[3]))
-    for number in range(600):
-        program.play(self_contained(kinds[number % 3]))
-    assert sum(program.play(self_contained(kinds[number % 3])) for number in range(30)) == 0

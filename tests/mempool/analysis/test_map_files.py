@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING
 
 import pytest
 from files_that_kill import size_or_death, slow_size
 
 from mempool.analysis.compare_many import map_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_each_file_has_its_result_or_its_own_error() -> None:
@@ -32,28 +25,6 @@ def test_only_the_file_killing_a_process_fails() -> None:
     assert isinstance(found.pop("kill"), BrokenProcessPool)
     assert isinstance(found.pop("bad"), ValueError)
     assert found == {"a": 1, "abc": 3}
-
-
-def test_keyboard_interrupt_ends_running_tasks(tmp_path: Path) -> None:
-    """Tasks that may take long are not waited for."""
-    files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    code = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-from files_that_kill import endless
-from mempool.analysis.compare_many import map_files
-if __name__ == "__main__":
-    list(map_files({files!r}, endless))
-"""
-    program = tmp_path / "program.py"
-    program.write_text(code)
-    begun = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not (tmp_path / "a").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    begun.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in begun.communicate(timeout=60)[1]
-    assert begun.returncode != 0
 
 
 @pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use

@@ -39,13 +39,16 @@ def snapshot(**metadata: str) -> Trace:
     ]
     rows += [(k, b, s, a) for k, b, s, a in zip(kind, buffer, size, made.address.tolist(), strict=True)]
     kinds, buffers, sizes, address = zip(*rows, strict=True)
+    metadata = {"framework": "pytorch", "alignment": "512", **metadata}
+    return Trace.of(kinds, buffers, sizes, address=address, metadata=metadata)
+
+
+def with_more_reserved(trace: Trace) -> Trace:
+    """The same with a segment of 100 MiB that holds nothing."""
     return Trace.of(
-        kinds,
-        buffers,
-        sizes,
-        address=address,
-        metadata={"framework": "pytorch", "alignment": "512", **metadata},
-    )
+        np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
+        address=np.append(1 << 50, trace.address), metadata=trace.metadata,
+    )  # fmt: skip
 
 
 def saves(trace: Trace) -> dict[str, int]:
@@ -76,16 +79,9 @@ def test_each_reported_saving_equals_a_simulated_saving() -> None:
 
 
 def test_simulation_error_is_not_credited_to_a_setting() -> None:
-    """The recording reserved more than the same settings need in simulation.
-
-    Only the pool saves the difference.
-    """
+    """The recording reserved more than the same settings need in simulation: only the pool saves it."""
     trace = snapshot()
-    more = Trace.of(
-        np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
-        address=np.append(1 << 50, trace.address), metadata=trace.metadata,
-    )  # fmt: skip
-    told, before = saves(more), saves(trace)
+    told, before = saves(with_more_reserved(trace)), saves(trace)
     assert told.pop("run") == before.pop("run", 0) + 100 * MIB
     assert told == before
 
@@ -94,11 +90,7 @@ def test_simulation_error_is_not_credited_to_a_setting() -> None:
 def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None:
     """The memory may have served an unknown load; without events nothing can be simulated either."""
     more = dataclasses.replace(snapshot(), metadata=dict(snapshot().metadata) | {"history.0": history})
-    held = Trace.of(
-        np.append(RESERVE, more.kind), np.append(-1, more.buffer), np.append(100 * MIB, more.size),
-        address=np.append(1 << 50, more.address), metadata=more.metadata,
-    )  # fmt: skip
-    told, before = saves(held), saves(snapshot())
+    told, before = saves(with_more_reserved(more)), saves(snapshot())
     assert told == ({} if history == "absent" else before)
 
 
