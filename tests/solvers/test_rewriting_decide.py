@@ -97,15 +97,6 @@ def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limi
     assert held[-1]
 
 
-def test_cheap_values_are_recomputed_and_expensive_values_swapped():
-    graph, slow, fast = chain(12), Link.of_rate(1e3), Link.of_rate(1e9)
-    dear = graph.with_columns(seconds=np.full(len(graph), 100.0))
-    limit = simulate(graph, slow).peak_bytes * 3 // 4
-    assert decide(graph, limit, slow).rewriting.recomputed
-    assert not decide(graph, limit, slow).rewriting.offloads
-    assert not decide(dear, limit, fast).rewriting.recomputed
-
-
 def test_random_values_and_excluded_values_are_left_alone():
     graph, link = chain(12), Link.of_rate(1e9)
     limit = simulate(graph, link).peak_bytes * 3 // 4
