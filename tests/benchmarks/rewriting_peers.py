@@ -75,7 +75,7 @@ def _attention() -> Model:
     class Words(Model):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Additive(96, 500, cell=torch.nn.LSTMCell)
+            self.inner = Additive(96, 500)
 
         def batch(self, number: int, size: int) -> tuple[Any, ...]:
             random = torch.Generator().manual_seed(number)
