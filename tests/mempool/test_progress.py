@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
+from combinations import some
 from divergence import Watcher
 from hypothesis import example, given, note, settings
 from policies import Planning
@@ -155,9 +156,7 @@ def test_repeated_iterations_are_planned_after_any_history(examples: int) -> Non
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
-@pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("kept", [1, 6])
+@pytest.mark.parametrize(("kept", "marks", "evaluates"), some([1, 6], [True, False], [True, False], every=3))
 def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
     """A plan around kept buffers, or for their long lifetimes, gives way to a plan of present buffers."""
     program = Program(marks=marks, every=20)

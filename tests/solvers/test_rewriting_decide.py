@@ -75,7 +75,10 @@ def test_host_limit_is_kept():
         decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
 
 
-@pytest.mark.parametrize(("seed", "host_limit"), [(1, 2), (2, 2), (4, 2), (4, 5)])
+@pytest.mark.parametrize(
+    ("seed", "host_limit"),
+    [(1, 2), (2, 2), *(pytest.param(4, host, marks=pytest.mark.full) for host in (2, 5))],
+)
 def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limit):
     graph, link = small_net(seed), Link.of_rate(1e9)
     least, peak = least_limit(graph, link)[0], simulate(graph, link).peak_bytes
