@@ -79,13 +79,6 @@ class SavedPlans:
         return [first, *(stored for stored in plans if stored is not first)]
 
 
-def write_planned(
-    planned: PlannedPattern, path: str | Path, *, client: str = "", made_with: str = ""
-) -> None:
-    """Write a file of one plan; ``client`` names the owner: "numpy", "torch"."""
-    write_plans(SavedPlans([planned]), path, client=client, made_with=made_with)
-
-
 def write_plans(saved: SavedPlans, path: str | Path, *, client: str = "", made_with: str = "") -> None:
     """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
     extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
@@ -123,16 +116,6 @@ def _write_stored(
         extra["kind"] = str(list(saved.variants).index(number))
         columns |= {"kind.end": variant.buffers.end, "kind.reach": variant.reach.ravel()}
     write_plan(planned.plan, planned.buffers, path, extra=extra, extra_columns=columns)
-
-
-def read_planned(path: str | Path) -> PlannedPattern:
-    """Read the latest plan of a file, and check the plan before use.
-
-    Raises:
-        solvers.PlanError: the file is no plan of an iteration, or its plan is wrong.
-        traces.TraceError: the file is damaged.
-    """
-    return read_plans(path).plans[0]
 
 
 def read_plans(path: str | Path) -> SavedPlans:

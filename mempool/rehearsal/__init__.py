@@ -1,5 +1,4 @@
-"""Rehearsals: run a CUDA program of PyTorch's without a GPU, and measure the memory that the program would
-hold.
+"""Rehearsals: run a CUDA program of PyTorch's without a GPU, and measure its memory.
 
     from mempool.rehearsal import Job, Machine, open_stage
 

@@ -1,5 +1,4 @@
-"""Checkpoints of a rehearsed program: written into a folder of the rehearsal instead of over the user's
-files."""
+"""Checkpoints of a rehearsed program: written into a folder of the rehearsal."""
 
 from __future__ import annotations
 

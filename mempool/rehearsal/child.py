@@ -1,5 +1,4 @@
-"""The rehearsed program's process: load the stand-in, measure PyTorch, and end the program after its
-steps."""
+"""The rehearsed program's process: load the stand-in, measure PyTorch, end the program."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Shared libraries as ELF files: read the imported functions, and write libraries of functions that do
-nothing.
+"""Shared libraries as ELF files: read imported functions, write libraries of functions that do nothing.
 
 Layouts follow the System V ABI (chapters "Object Files" and "Dynamic Linking") and its supplements for x86-64
 and AArch64.
@@ -166,8 +165,7 @@ _MACHINES = {
 
 
 class _Writer:
-    """The parts of one library: tables and code in one segment, the dynamic section and a pointer in
-    another."""
+    """The two segments of one library: tables and code, and the dynamic section with a pointer."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The stand-in for CUDA's libraries: written for an installed PyTorch, and loaded before PyTorch.
 
-PyTorch finds a library that is already loaded under the name it asks for, and takes that library instead of NVIDIA's. So
-the stand-in is a few small libraries under those names. The functions with a behavior are in ``libmempool_standin.so``,
-which is built with this package. All other functions that PyTorch imports are written into ``libmempool_generated.so`` on
-each machine, so that a new release of PyTorch needs no new code here.
+PyTorch finds a library that is already loaded under the name it asks for, and takes that library instead of
+NVIDIA's. So the stand-in is a few small libraries under those names. The functions with a behavior are in
+``libmempool_standin.so``, which is built with this package. All other functions that PyTorch imports are
+written into ``libmempool_generated.so`` on each machine, so that a new release of PyTorch needs no new code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIBRARY = Path(_core.__file__).parent / "rehearsal" / "libmempool_standin.so"
-#: Environment variables for the program and its child processes: settings, and the folder of written libraries.
+#: Environment variables for the program and its child processes: settings, and the folder of libraries.
 SETTINGS, FOLDER = "MEMPOOL_STANDIN", "MEMPOOL_STANDIN_LIBRARIES"
 _HANDLER = "mempool_standin_missing"
 _GENERATED = "libmempool_generated.so"
@@ -34,10 +34,10 @@ _FUNCTION = re.compile(
 )
 #: Libraries that the stand-in replaces, by the beginning of their names.
 _REPLACED = re.compile(
-    r"lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cusolver|cusolverMg|cusparse|cusparseLt|cufft|curand|cupti|cufile|nccl"
-    r"|nvrtc|nvJitLink|nvshmem_host|nvToolsExt|nvidia-ml)\.so\b"
+    r"lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cusolver|cusolverMg|cusparse|cusparseLt|cufft|curand|cupti"
+    r"|cufile|nccl|nvrtc|nvJitLink|nvshmem_host|nvToolsExt|nvidia-ml)\.so\b"
 )
-#: Functions that answer through their arguments: where the stand-in has none, a call must not seem to succeed.
+#: Functions that answer through their arguments: a call that the stand-in lacks must not seem to succeed.
 _ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
 
@@ -73,8 +73,8 @@ def find_installation() -> Installation:
     version, cuda = _versions(folder / "version.py")
     if not (folder / "lib" / "libtorch_cuda.so").is_file():
         raise UsageError(
-            f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs the CUDA build, which needs no GPU"
-            " (pip install torch --index-url https://download.pytorch.org/whl/cu130)"
+            f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs a CUDA build, which needs no"
+            " GPU: pip install torch gets one on Linux"
         )
     return Installation(folder, version, cuda, _cudnn_version(folder.parent, cuda))
 
@@ -127,14 +127,14 @@ def write_libraries(folder: Path, installation: Installation) -> None:
 
 
 def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:
-    """Yield NVIDIA's own libraries that are installed beside PyTorch: extensions may want more of their functions."""
+    """Yield NVIDIA's libraries beside PyTorch, of whose functions extensions may want more."""
     for library in sorted((packages / "nvidia").glob("*/lib/lib*.so*")):
         if library.name in names:
             yield library
 
 
 def load(folder: Path) -> None:
-    """Load the stand-in, and what was written into a folder, into this process; before PyTorch is imported."""
+    """Load the stand-in and the libraries in a folder into this process, before PyTorch is imported."""
     ctypes.CDLL(str(LIBRARY), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(folder / _GENERATED), mode=ctypes.RTLD_GLOBAL)
     for library in sorted(folder.glob("standin-*")):

@@ -18,7 +18,7 @@ _MOST = 1000  #: places to remember
 
 
 def install(places: dict[str, int]) -> None:
-    """Count the reads in a table of ``file:line`` -> number; the first innermost line of the program counts."""
+    """Count the reads at each innermost line of the program, in a table of ``file:line`` -> number."""
     import torch
 
     for name in _READS:

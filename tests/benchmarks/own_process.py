@@ -1,4 +1,4 @@
-"""One run of a benchmark in a process of its own."""
+"""One run of a benchmark in a process of its own, and the table of several runs of one model."""
 
 from __future__ import annotations
 
@@ -19,3 +19,27 @@ def told(script: str, *arguments: Any) -> dict[str, Any]:
         return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
+
+
+def print_head(name: str) -> None:
+    """Begin the table of a model."""
+    print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+
+
+def print_row(rows: dict[str, dict[str, Any]], label: str, limit: int | None) -> None:
+    """Print a run beside the run of the plain program."""
+    row, plain = rows[label], rows["plain"]
+    if "error" in row:
+        print(f"| {label} | {row['error']} |", flush=True)
+        return
+    cells = [
+        label,
+        "" if limit is None else f"{limit / 1e6:.1f}",
+        f"{row['peak_bytes'] / 1e6:.1f}",
+        f"{100 * row['peak_bytes'] / plain['peak_bytes']:.1f} %",
+        f"{1e3 * row['seconds']:.0f}",
+        f"{100 * (row['seconds'] / plain['seconds'] - 1):.1f} %",
+        "the same" if row["losses"] == plain["losses"] else "others",
+    ]
+    print("|", " | ".join(cells), "|", flush=True)

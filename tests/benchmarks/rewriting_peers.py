@@ -75,7 +75,7 @@ def _attention() -> Model:
     class Words(Model):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Additive(96, 500, cell=torch.nn.LSTMCell)
+            self.inner = Additive(96, 500)
 
         def batch(self, number: int, size: int) -> tuple[Any, ...]:
             random = torch.Generator().manual_seed(number)
@@ -232,26 +232,12 @@ def _peak(pool: Any) -> int:
 
 def compare(name: str, device: str, inner: str = "eager") -> dict[str, dict[str, Any]]:
     """All ways of one model; the table is printed as it grows."""
-    print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    own_process.print_head(name)
     rows: dict[str, dict[str, Any]] = {}
 
     def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = one = own_process.told(__file__, way, name, device, limit, inner)
-        if "error" in one:
-            print(f"| {label} | {one['error']} |", flush=True)
-            return
-        plain = rows["plain"]
-        cells = [
-            label,
-            "" if limit is None else f"{limit / 1e6:.1f}",
-            f"{one['peak_bytes'] / 1e6:.1f}",
-            f"{100 * one['peak_bytes'] / plain['peak_bytes']:.1f} %",
-            f"{1e3 * one['seconds']:.0f}",
-            f"{100 * (one['seconds'] / plain['seconds'] - 1):.1f} %",
-            "the same" if one["losses"] == plain["losses"] else "others",
-        ]
-        print("|", " | ".join(cells), "|", flush=True)
+        rows[label] = own_process.told(__file__, way, name, device, limit, inner)
+        own_process.print_row(rows, label, limit)
 
     peers = PEERS_OF[inner]
     for way in peers:

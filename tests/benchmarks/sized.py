@@ -50,10 +50,10 @@ class Sized:
             ).graph
         return self._traced[size]
 
-    def near(self, size: int, small: int = 8, large: int = 512) -> Graph:
+    def near(self, size: int) -> Graph:
         """Sizes and seconds on the line through two batches: exact of bytes, nearly of seconds."""
-        one, two = self.at(small), self.at(large)
-        part = (size - small) / (large - small)
+        one, two = self.at(8), self.at(512)
+        part = (size - 8) / (512 - 8)
         columns = {
             name: getattr(one, name) + part * (getattr(two, name) - getattr(one, name))
             for name in ("size", "seconds")

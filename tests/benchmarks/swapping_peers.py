@@ -106,33 +106,14 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
     return told
 
 
-def apart(way: str, name: str, device: str, limit: int | None = None) -> dict[str, Any]:
-    """The same in a process of its own; what went wrong, if anything did."""
-    return own_process.told(__file__, way, name, device, limit)
-
-
 def compare(name: str, device: str, *, beside: bool = True) -> dict[str, dict[str, Any]]:
     """All ways of one model, ours `beside` each peer too; the table is printed as it grows."""
-    print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    own_process.print_head(name)
     rows: dict[str, dict[str, Any]] = {}
 
     def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = row = apart(way, name, device, limit)
-        if "error" in row:
-            print(f"| {label} | {row['error']} |", flush=True)
-            return
-        plain = rows["plain"]
-        cells = [
-            label,
-            "" if limit is None else f"{limit / 1e6:.1f}",
-            f"{row['peak_bytes'] / 1e6:.1f}",
-            f"{100 * row['peak_bytes'] / plain['peak_bytes']:.1f} %",
-            f"{1e3 * row['seconds']:.0f}",
-            f"{100 * (row['seconds'] / plain['seconds'] - 1):.1f} %",
-            "the same" if row["losses"] == plain["losses"] else "others",
-        ]
-        print("|", " | ".join(cells), "|", flush=True)
+        rows[label] = own_process.told(__file__, way, name, device, limit)
+        own_process.print_row(rows, label, limit)
 
     for way in PEERS:
         measure(way, way)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
+from combinations import some
 from pools import simulated
 from programs_with_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
@@ -62,9 +63,9 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("work", [in_steps, marking_last])
+@pytest.mark.parametrize(
+    ("work", "late", "long"), some([in_steps, marking_last], [False, True], [False, True], every=3)
+)
 def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     tmp_path: Path, cli: Cli, work: Callable[..., None], late: bool, long: bool
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import programs
 import pytest
+from combinations import some
 from pools import simulated
 from programs_with_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
@@ -69,10 +70,16 @@ def memory(pool: Pool) -> Iterator[programs.Watched]:
     memory.free_all()
 
 
-@pytest.mark.parametrize("work", [in_steps, in_regions])
-@pytest.mark.parametrize("order", [in_turn, at_random])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("scales", [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)], ids=str)
+@pytest.mark.parametrize(
+    ("scales", "late", "order", "work"),
+    some(
+        [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)],
+        [False, True],
+        [in_turn, at_random],
+        [in_steps, in_regions],
+        every=5,
+    ),
+)
 def test_joint_plans_of_variants_in_any_order_have_no_misses(
     pool: Pool,
     memory: programs.Watched,
@@ -216,10 +223,10 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
         pool.save(path)
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("first", [0, 1, 3])  # of each kind
-@pytest.mark.parametrize("work", [in_steps, marking_last])
+@pytest.mark.parametrize(
+    ("work", "first", "late", "long"),  # the first iteration is of any variant
+    some([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=5),
+)
 def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
     tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
 ) -> None:

@@ -47,11 +47,11 @@ def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: 
     program = harness(folder, sanitizer)
     hits = 0
     # Two seeds at least; whether one of them comes to replay a plan is up to the threads' schedule.
-    for seed in range(12):
-        done = stress(program, device, seed, 3)
+    for seed in range(1, 12):
+        done = stress(program, device, seed, 2)  # the second round forks
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
         hits += json.loads(done.stdout)["hit"]
-        if seed >= 1 and hits:
+        if seed >= 2 and hits:
             return
     pytest.fail("no program ever replayed a plan")
 
@@ -88,8 +88,8 @@ def test_page_locked_memory_waits_for_the_streams_of_its_copies(folder: Path, sa
     """See tests/native/pinned.cpp."""
     program = harness(folder, sanitizer, "pinned")
     driver = build.build_driver(folder, sanitizer=sanitizer)
-    for seed in range(3):
-        command = [str(program), str(driver), str(seed), "150"]
+    for seed in range(2):
+        command = [str(program), str(driver), str(seed), "60"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"
 

@@ -131,19 +131,6 @@ class TestForeignAddresses:
         del array, other
         assert held() == 0
 
-    def test_every_pool_gets_its_own_memory_back(self, held: Callable[[], int]) -> None:
-        pools, arrays = [], []
-        for seed in range(12):
-            with serving() as pool:
-                pools.append(pool)
-                arrays.append(numbers(100 * (seed + 1), seed))
-        assert held() == 12
-        for seed in np.random.default_rng(1).permutation(12).tolist():
-            np.testing.assert_array_equal(arrays[seed], numbers(100 * (seed + 1), seed))
-            arrays[seed] = np.empty(0)
-            assert pools[seed].stats()["live_blocks"] == 0
-        assert held() == 0
-
     def test_bypassing_thread_frees_and_resizes_arrays_of_the_pool(self) -> None:
         results = []
 

@@ -13,7 +13,7 @@ from pools import simulated
 from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
-from mempool.simulate import replaying, simulate
+from mempool.simulate import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,17 +173,6 @@ def test_growing_lengths_never_need_an_arena_and_as_much_memory_beside(
 ) -> None:
     trace = longer_and_longer(network)
     assert simulate(trace, allocator).peak_reserved_bytes <= most * trace.load().max()
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_growing_lengths_fit_a_limit_ten_percent_above_the_peak_load(network: str) -> None:
-    trace = longer_and_longer(network)
-    limit = int(1.1 * trace.load().max())
-    device = _core.ReplayDevice(limit, growing=True)
-    with replaying(trace, device, limit) as (pool, replay):
-        while replay.go(400):
-            pool.plan_now()
-        assert pool.client.stats()["out_of_memory"] == 0
 
 
 @pytest.mark.parametrize("expected", [True, False])

@@ -13,7 +13,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning.plan_files import SavedPlans, read_planned, read_plans, write_plans
+from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
 from solvers import PlanError, read_plan, solve, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
@@ -36,7 +36,7 @@ def warm_up(**columns: Any) -> str:
 
 
 def test_whole_plan_file_round_trips(whole: Path) -> None:
-    planned = read_planned(whole)
+    planned = read_plans(whole).plans[0]
     assert planned.pattern.warm_up is not None
     assert len(planned.buffers) > 60
 
@@ -58,7 +58,7 @@ def test_damaged_sequence_is_refused(whole: Path, tmp_path: Path, sequence: Any,
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra=extra, extra_columns={"sequence": sequence(len(buffers))})
     with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
-        read_planned(path)
+        read_plans(path)
     with pytest.raises(TraceError, match=says):
         Pool(simulated(), background=False, plan=path)
 
@@ -87,7 +87,7 @@ def test_damaged_warm_up_is_refused(whole: Path, tmp_path: Path, text: str, says
     path = tmp_path / "damaged.plan"
     write_plan(plan, buffers, path, extra={**extra, "warm_up": text}, extra_columns=read_plan_columns(whole))
     with pytest.raises(TraceError, match=f"damaged.plan: .*{says}"):
-        read_planned(path)
+        read_plans(path)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_file_of_several_plans_round_trips(several: Path) -> None:
     saved = read_plans(several)
     assert list(saved.variants) == [0, 1]
-    assert read_planned(several).key == saved.plans[0].key
+    assert read_plans(several).plans[0].key == saved.plans[0].key
     assert all(kind.reach.any() for kind in saved.variants.values())
 
 
@@ -172,7 +172,7 @@ def test_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) ->
     several = solve(buffers, capacity=(plan.arena_bytes, plan.arena_bytes))
     write_plan(several, buffers, tmp_path / "p", extra=extra, extra_columns=read_plan_columns(whole))
     with pytest.raises(PlanError, match="p: a plan for 2 arenas, and a pool has one"):
-        read_planned(tmp_path / "p")
+        read_plans(tmp_path / "p")
 
 
 def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path) -> None:
@@ -187,4 +187,4 @@ def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path)
     columns = read_plan_columns(whole)
     write_plan(dataclasses.replace(plan, offset=offset), hollow, path, extra=extra, extra_columns=columns)
     with pytest.raises(PlanError, match=r"hollow.plan: .*"):
-        read_planned(path)
+        read_plans(path)

@@ -1,4 +1,4 @@
-"""Events that wake the planner's own thread, which looks at nothing unless woken."""
+"""Events that wake the planner's own thread, which looks at nothing unless woken, and its budget."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import math
 import random
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import programs
-from pools import simulated
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pools import run, simulated
 
-from mempool import Pool
+from mempool import Pool, _core
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
+from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
+    from collections.abc import Callable, Iterator
 
 
 class Turns:
@@ -237,3 +240,166 @@ def test_few_marked_iterations_are_enough_for_a_plan() -> None:
             for size in (5000, 6000, 7000, 8000):
                 memory.free(memory.allocate(size))
         assert pool.wait(60)
+
+
+LONG = 100.0
+
+
+class Waiting:
+    """A thread that waits like a planner for given conditions."""
+
+    def __init__(self, client: _core.Client, seconds: float = LONG, **wait: float) -> None:
+        self._heard: list[tuple[bool, float]] = []
+        self._thread = threading.Thread(
+            target=lambda: self._heard.append(client.wait_for_work(seconds, **wait))
+        )
+        self._thread.start()
+
+    def is_over(self, seconds: float = 0.7) -> bool:
+        """Return whether the wait ends within the time; a healthy wait ends in a third of the time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def news(self) -> bool:
+        """Return the result of the wait once over."""
+        assert self.is_over(LONG / 2), "it waited for its whole time"
+        return self._heard[0][0]
+
+
+@contextmanager
+def recording() -> Iterator[Pool]:
+    with Pool(simulated(), background=False) as pool:
+        assert pool.client.state()["recording"]
+        yield pool
+
+
+def never_the_same(pool: Pool, count: int, seed: int = 0) -> None:
+    sizes = random.Random(seed)
+    for _ in range(count):
+        pool.free(pool.allocate(sizes.randrange(600, 1 << 20)))
+
+
+@pytest.mark.parametrize("what", ["wake", "work"])
+def test_work_and_wake_up_end_the_wait_at_once(what: str) -> None:
+    with recording() as pool:
+        waiting = Waiting(pool.client)
+        for _ in range(40 if what == "work" else 0):
+            pool.free(pool.allocate(5000))
+        if what == "wake":
+            pool.client.wake()
+        assert waiting.news() == (what == "work")
+
+
+def test_wrapped_ring_ends_the_wait() -> None:
+    """The planner has to decide whether the recording is still worth the cost."""
+    core = _core.Pool(device=simulated(), recorded_events=1000)
+    client = _core.Client(core, "test")
+    client.set_recording(True)
+    waiting = Waiting(client, search_seconds=LONG)
+    sizes = random.Random(0)
+    for _ in range(200):
+        for _ in range(50):
+            client.free(client.allocate(sizes.randrange(600, 1 << 20)))
+        if waiting.is_over(0.01):
+            break
+    assert waiting.news()
+    assert client.state()["events_dropped"]
+
+
+def test_wait_ends_at_a_number_of_allocations_or_unrecorded_misses() -> None:
+    with recording() as pool:
+        waiting = Waiting(pool.client, search_seconds=LONG, allocations=1000)
+        never_the_same(pool, 999)
+        assert not waiting.is_over()
+        never_the_same(pool, 1)
+        assert not waiting.news()
+        waiting = Waiting(pool.client, search_seconds=LONG, misses=1000)
+        never_the_same(pool, 1200)
+        assert not waiting.is_over()
+        pool.client.set_recording(False)
+        assert not waiting.news()
+
+
+def test_wait_ends_when_the_arena_was_refused() -> None:
+    with Pool(simulated(capacity=4 << 20), background=False) as pool:
+        memory = programs.Watched(pool)
+        run(pool, lambda _: programs.layers(memory, scale=1 << 15), 10, marks=True)
+        pool.client.set_recording(False)
+        assert pool.client.give_back(force=True)
+        hog = memory.allocate(4 << 20)
+        waiting = Waiting(pool.client, search_seconds=LONG)
+        assert not waiting.is_over()
+        pool.step()
+        assert not waiting.news()
+        assert pool.core.stats()["arena_refused"]
+        again = Waiting(pool.client, search_seconds=LONG)
+        assert not again.is_over(), "it is told of once"
+        pool.client.wake()
+        memory.free(hog)
+
+
+def test_idle_memory_is_returned_during_a_wait() -> None:
+    with recording() as pool:
+        pool.free(pool.allocate(64 << 20))
+        reserved = pool.core.stats()["reserved"]["current"]
+        waiting = Waiting(pool.client, seconds=3.5)
+        assert reserved >= 64 << 20
+        assert not waiting.news()
+        assert pool.core.stats()["reserved"]["current"] < 1 << 20
+
+
+class Times:
+    """A wall's clock and a processor's, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = self.spent = 0.0
+
+    def budget(self, **how: float) -> ProcessorBudget:
+        return ProcessorBudget(**how, clock=lambda: self.now, spent=lambda: self.spent)
+
+
+@given(
+    passing=st.lists(st.floats(0, 10), min_size=1, max_size=50),
+    costs=st.lists(st.floats(0, 0.5), min_size=50, max_size=50),
+)
+def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
+    passing: list[float], costs: list[float]
+) -> None:
+    """Work that asks before each piece spends at most allowance, share of the time and last piece."""
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
+    for wait, cost in zip(passing, costs, strict=False):
+        times.now += wait
+        if budget.is_left():
+            with budget.charged():
+                times.spent += cost
+    assert times.spent <= 0.1 + 0.01 * times.now + max(costs) + 1e-9
+
+
+def test_debt_is_forgiven_in_bounded_time() -> None:
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.01, most_debt=0.2)
+    with budget.charged():
+        times.spent += 1000
+    times.now = 19.0
+    assert not budget.is_left()
+    times.now = 21.0
+    assert budget.is_left()
+
+
+def test_useful_work_is_not_charged() -> None:
+    """A finished plan does not delay the next."""
+    times = Times()
+    budget = times.budget(allowance=0.1, share=0.0, most_debt=0.2)
+    with budget.charged() as forgive:
+        times.spent += 1000
+        forgive()
+    assert budget.is_left()
+
+
+def test_hand_over_of_the_interpreter_is_charged_too() -> None:
+    before, processor = thread_cost_seconds(), time.thread_time()
+    for _ in range(50):
+        time.sleep(1e-6)
+    spent = time.thread_time() - processor
+    assert thread_cost_seconds() - before >= spent + 40 * OPTIONS.handover_seconds

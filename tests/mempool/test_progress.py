@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
+from combinations import some
 from divergence import Watcher
 from hypothesis import example, given, note, settings
 from policies import Planning
@@ -155,9 +156,7 @@ def test_repeated_iterations_are_planned_after_any_history(examples: int) -> Non
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
-@pytest.mark.parametrize("marks", [True, False])
-@pytest.mark.parametrize("kept", [1, 6])
+@pytest.mark.parametrize(("kept", "marks", "evaluates"), some([1, 6], [True, False], [True, False], every=3))
 def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
     """A plan around kept buffers, or for their long lifetimes, gives way to a plan of present buffers."""
     program = Program(marks=marks, every=20)
@@ -220,14 +219,3 @@ def test_each_plan_may_come_to_need_longer_lifetimes() -> None:
         for _ in range(40):
             program.play(self_contained(sizes))
         assert sum(program.play(self_contained(sizes)) for _ in range(20)) == 0
-
-
-def test_similar_variants_have_a_plan_each() -> None:
-    program = Program(marks=True, every=50)
-    alike = [10_000 + 640 * k for k in range(100)]
-    kinds = [[*alike[:50], *((j << 20) + 4096 * k for k in range(9)), *alike[59:]] for j in range(1, 5)]
-    for _ in range(100):
-        program.play(self_contained(kinds[3]))
-    for number in range(600):
-        program.play(self_contained(kinds[number % 3]))
-    assert sum(program.play(self_contained(kinds[number % 3])) for number in range(30)) == 0

@@ -41,9 +41,6 @@ def take_turns(one: Pool, other: Pool, count: int = 14) -> tuple[Watched, Watche
     return memory, others
 
 
-# --- one memory
-
-
 def test_memory_freed_by_a_pool_serves_the_other_pool(pools: tuple[Pool, Pool]) -> None:
     one, other = pools
     address = one.allocate(MIB)
@@ -103,9 +100,6 @@ def test_out_of_memory_error_counts_the_live_bytes_of_both_pools() -> None:
         other.free(other.allocate(2 * MIB))
 
 
-# --- what one makes and another frees
-
-
 def alive(pool: Pool) -> tuple[int, int, int]:
     stats = pool.client.stats()
     return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
@@ -135,9 +129,6 @@ def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool,
             assert alive(one) == (0, 0, 0)
     finally:
         gc.unfreeze()
-
-
-# --- what cannot be
 
 
 @pytest.mark.parametrize(
@@ -185,9 +176,6 @@ def test_sharing_with_a_closed_pool_or_a_non_pool_is_refused() -> None:
         Pool(share=checked)
 
 
-# --- the end of one
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_closing_a_pool_leaves_the_other_pool_replaying(pools: tuple[Pool, Pool], first: int) -> None:
     memory, others = take_turns(*pools)
@@ -228,9 +216,6 @@ def test_closed_pool_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tupl
     large.close()
     page = one.device.page
     assert one.core.stats()["arena_bytes"] == -(-small // page) * page
-
-
-# --- neither spoils the other's plan
 
 
 def test_retained_limit_is_the_largest_of_all_open_pools(pools: tuple[Pool, Pool]) -> None:
@@ -343,9 +328,6 @@ def test_plan_from_a_file_takes_effect_once_another_pool_chooses_the_device(fake
         assert other.client.stats()["outcomes"]["hit"] == 2
         for address in kept:
             other.free(address)
-
-
-# --- one framework's pools, one after the other
 
 
 def test_arrays_of_a_former_pool_are_counted_by_the_next_on_the_same_memory() -> None:

@@ -126,15 +126,6 @@ def test_iterations_are_planned(marks: bool) -> None:
     assert load <= simulation.reserved[-1] < 1.3 * load
 
 
-def test_marks_of_the_trace_reach_the_pool() -> None:
-    """A pool with marks takes the arena, the largest segment, an iteration earlier."""
-    taken = []
-    for marks in (True, False):
-        segments = simulate(repeated(8, marks=marks), NAME).segments
-        taken.append(int(segments.start[segments.size.argmax()]))
-    assert taken[0] < taken[1]
-
-
 def test_simulation_is_deterministic() -> None:
     trace = repeated(10, marks=False)
     one, two = (simulate(trace, NAME) for _ in range(2))

@@ -13,7 +13,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool
-from mempool.planning.plan_files import call_in_subprocess, read_planned
+from mempool.planning.plan_files import call_in_subprocess, read_plans
 from solvers import PlanError
 from traces import TraceError
 from traces.formats.registry import sniff
@@ -38,7 +38,7 @@ def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
         call_in_subprocess(ABSENT, sniff, tmp_path / "empty")
     assert caught.value.file == str(tmp_path / "empty")
     with pytest.raises(FileNotFoundError) as missing:
-        call_in_subprocess(ABSENT, read_planned, str(tmp_path / "none"))
+        call_in_subprocess(ABSENT, read_plans, str(tmp_path / "none"))
     assert missing.value.filename == str(tmp_path / "none")
 
 
@@ -67,7 +67,7 @@ def test_program_with_plan_files_loads_no_arrow(tmp_path: Path) -> None:
         assert "pyarrow" not in sys.modules
     """)
     subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True)
-    first, second = (read_planned(tmp_path / name) for name in ("a.plan", "b.plan"))
+    first, second = (read_plans(tmp_path / name).plans[0] for name in ("a.plan", "b.plan"))
     assert second.same_sequence(first.pattern)
     assert (second.plan.offset == first.plan.offset).all()
     assert second.made_with == first.made_with
@@ -87,4 +87,4 @@ def test_file_descriptors_of_this_process_are_written_here(tmp_path: Path) -> No
     """)
     with (tmp_path / "out").open("wb") as out:
         subprocess.run([sys.executable, "-P", "-c", script], stdout=out, check=True)
-    assert len(read_planned(tmp_path / "out").buffers) == 1
+    assert len(read_plans(tmp_path / "out").plans[0].buffers) == 1

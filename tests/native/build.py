@@ -48,7 +48,7 @@ def flags(
 ) -> list[str]:
     """Compiler flags of one kind of build; `soon`: what compiles soon and runs slowly."""
     plain = ["-O3", "-DNDEBUG"] if timed else ["-O2"]
-    watched = ["-O0" if soon else "-O1", "-g", "-fno-omit-frame-pointer", "-fPIC"]  # for modules, too
+    watched = ["-O0" if soon else "-O1", "-g1", "-fno-omit-frame-pointer", "-fPIC"]  # for modules, too
     optimisation = plain if sanitizer == "none" else watched
     extra = ["-DMEMPOOL_MUTATIONS"] if mutations or world else []
     extra += ["-DMEMPOOL_WORLD", f"-I{HERE}"] if world else []
@@ -106,7 +106,7 @@ def build(
     with _locked(folder):
         objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
         if sanitizer != "none":  # alone, each file shows what it forgets to include
-            core = _joined(core, folder)
+            core = _joined(core, folder, os.cpu_count() or 1)
         objects += _objects(core, folder, folders, options)
         return _linked(folder / program, objects, options, "-ldl")
 
@@ -125,7 +125,8 @@ def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
     python = [f"-I{ours}", "-isystem", sysconfig.get_path("include")]
     with _locked(folder):
         objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
-        core = _objects(_joined(_core(), folder), folder, (CORE, TRACES, HERE, HERE / "world"), options)
+        core = _joined(_core(), folder, os.cpu_count() or 1)
+        core = _objects(core, folder, (CORE, TRACES, HERE, HERE / "world"), options)
         return _linked(folder / f"{name}.so", [*objects, *core], options, "-shared")
 
 
@@ -135,9 +136,9 @@ def _core(*left_out: str) -> list[Path]:
     return [p for p in sorted(CORE.rglob("*.cpp")) if not p.name.startswith(outside)]
 
 
-def _joined(sources: list[Path], folder: Path) -> list[Path]:
-    """The same in as many files as there are processors, each of which reads its headers once."""
-    count = min(os.cpu_count() or 1, len(sources))
+def _joined(sources: list[Path], folder: Path, most: int) -> list[Path]:
+    """The same in so many files at most, each of which reads its headers once."""
+    count = min(most, len(sources))
     folder.mkdir(parents=True, exist_ok=True)
     joined = []
     for index in range(count):
@@ -189,7 +190,7 @@ def _linked(program: Path, objects: list[Path], options: list[str], *link: str) 
 
 
 def build_library(name: str, folder: Path) -> Path:
-    """Compile tests/native/NAME/*.cpp, which need nothing of the core, to a shared library.
+    """Compile tests/native/NAME/*.cpp, which need nothing of the core, to a shared library; soon.
 
     Raises:
         RuntimeError: with the compiler's output.
@@ -208,8 +209,8 @@ def build_driver(folder: Path, *, sanitizer: str = "none", defines: tuple[str, .
 
 def _library(place: Path, folder: Path, sanitizer: str, defines: tuple[str, ...]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted(place.glob("*.cpp"))
-    options = [*flags(sanitizer, mutations=False), "-shared", "-fPIC", *(f"-D{name}" for name in defines)]
+    options = [*flags(sanitizer, mutations=False, soon=True), "-shared", "-fPIC"]
+    options += [f"-D{name}" for name in defines]
     if sanitizer != "none":  # they guess the size of a library's thread-local memory, at times wildly wrong
         options.append("-ftls-model=initial-exec")
     texts = b"".join(p.read_bytes() for p in sorted(place.iterdir()))
@@ -217,6 +218,7 @@ def _library(place: Path, folder: Path, sanitizer: str, defines: tuple[str, ...]
     target = folder / f"lib{place.name}-{key}.so"
     with _locked(folder):
         if not target.exists():
+            sources = _joined(sorted(place.glob("*.cpp")), folder, 1)
             _run([compiler(), *options, *map(str, sources), "-o", f"{target}.part"])
             Path(f"{target}.part").replace(target)
     return target

@@ -435,3 +435,7 @@ void run(Random& random, bool spoil) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  return seeded::main_of(argc, argv, run,
+                         {"jobs", "clashes", "plans", "given up", "repaired", "found", "refuted", "open",
+                          "refused", "left out", "halved", "with jobs far from the peak"});
+}

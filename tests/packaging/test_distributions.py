@@ -76,10 +76,6 @@ def test_the_wheel_holds_the_packages_and_nothing_else(built: Path, tracked: set
     assert {name.split("/", 1)[1] for name in info} == files
 
 
-def test_every_package_is_typed_and_has_a_stub_for_its_native_module(tracked: set[str]) -> None:
-    assert {f"{p}/{name}" for p in PACKAGES for name in ("py.typed", "_core.pyi")} <= tracked
-
-
 def test_the_wheel_from_the_source_distribution_works(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target))

@@ -114,17 +114,7 @@ for side in (63, 200, 641):
 
 @dataclass
 class Runs:
-    """What one way of running gave, a value a round.
-
-    Attributes:
-        outcome: of each test by name, from the last round.
-        cpu: seconds of user and system time.
-        wall: seconds.
-        peak: bytes, largest resident set.
-        reports: of the pool.
-        same: every test came out alike in all rounds.
-        digests: what the example printed.
-    """
+    """Outcomes by test, seconds, bytes and digests of one way of running, a value a round."""
 
     outcome: dict[str, str] = field(default_factory=dict)
     cpu: list[float] = field(default_factory=list)

@@ -55,7 +55,6 @@ class Ran:
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("programs")
     first = run(sys.executable, request.param)
-    assert run(sys.executable, request.param) == first, "not reproducible even without a pool"
     options = ("--quiet", "--record", folder / "trace", "--json", folder / "report.json")
     assert run(MEMPOOL, "run", *options, request.param) == first
     return Ran(request.param, first, folder)

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import offload_oracle
 import pytest
-from rewriting_graphs import chain
 from rewriting_nets import limited_net, small_net
 from rewriting_oracle import least_seconds
 
@@ -61,8 +60,3 @@ def test_oracle_claims_no_proof_of_an_unproven_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("rewriting_oracle.least_stall", short)
     with pytest.raises(offload_oracle.UnprovenError):
         least_seconds(graph, link, limit)
-
-
-def test_oracle_refuses_too_large_graphs():
-    with pytest.raises(ValueError, match="up to 10"):
-        least_seconds(chain(11), Link.of_rate(1.0), 1)

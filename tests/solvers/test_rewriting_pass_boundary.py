@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
 from swap_steps import links
 
-from solvers.rewriting import Offload, Reload, Rewriting, apply_rewriting
+from solvers.rewriting import apply_rewriting
 from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import (
@@ -91,15 +91,3 @@ def test_leaving_arriving_and_given_values_count_only_while_needed():
     )
     assert simulate(late, link).load.tolist() == [10, 10]
     assert simulate_with_pause(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
-
-
-def test_bytes_between_the_passes_exclude_swapped_and_recomputed_values():
-    """A chain with the batch and the values of four layers."""
-    graph = chain(5, size=10)
-    assert bytes_between_passes(graph) == 50
-    swaps = tuple(Offload(value, (Reload((9 - value,)),)) for value in (2, 3))
-    assert bytes_between_passes(apply_rewriting(graph, split_by_pass(graph, Rewriting(swaps)))) == 30
-    assert (
-        bytes_between_passes(apply_rewriting(graph, split_by_pass(graph, Rewriting(swaps, recomputed=(1,)))))
-        == 20
-    )

@@ -145,12 +145,9 @@ def test_setting_of_another_type_is_refused(allocator: str, bad: object) -> None
             simulate(trace_of([(0, 1, 0)]), allocator, **{field.name: bad})
 
 
-def test_several_devices_are_refused() -> None:
+def test_traces_of_several_devices_or_with_contradictions_are_refused() -> None:
     with pytest.raises(ValueError, match="several devices"):
         simulate(Trace.of([0, 0], [0, 1], 1, device=[0, 1]), "best_fit")
-
-
-def test_contradictory_trace_is_refused() -> None:
     with pytest.raises(TraceError, match="before its alloc"):
         simulate(Trace.of([1], [0]), "best_fit")
 

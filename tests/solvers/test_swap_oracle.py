@@ -60,9 +60,3 @@ def test_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
 def test_planner_is_within_five_percent_of_the_oracle() -> None:
     for seed, ours, least in cases(range(400)):
         assert ours <= 1.05 * least + 1e-9, seed
-
-
-def test_oracle_refuses_circular_steps() -> None:
-    step = step_from([1.0, 1.0], [(1, [(0, True), (1, True)])], circular=True)
-    with pytest.raises(ValueError, match="line"):
-        least_stall(step, Link(0, 0, 0, 0), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pytest
 
@@ -35,32 +36,47 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
     """A test that runs in a process of its own, since what it does to that cannot be undone.
 
     Its fixtures come to it as text. It must end well and say nothing on stderr, warnings included. Its file
-    ends with ``run_one_alone(globals())`` for the case that it is the program.
+    ends with ``run_each_alone(globals())`` for the case that it is the program, which forks for each test.
     """
     names = list(inspect.signature(test).parameters)
 
     @functools.wraps(test)
     def in_a_process(request: pytest.FixtureRequest) -> None:
         fixtures = {name: str(request.getfixturevalue(name)) for name in names}
-        done = subprocess.run(
-            [sys.executable, "-W", "error", inspect.getfile(test), test.__name__, json.dumps(fixtures)],
-            capture_output=True,
-            text=True,
-            timeout=280,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr[-3000:]
-        assert done.stdout.endswith(_RAN), (
-            f"{inspect.getfile(test)} does not end with run_one_alone(globals())"
-        )
+        server: subprocess.Popen[str] = request.getfixturevalue("forking_process")
+        folder: Path = request.getfixturevalue("tmp_path")
+        assert server.stdin
+        assert server.stdout
+        print(json.dumps([test.__name__, fixtures, str(folder)]), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        stderr = (folder / "stderr").read_text()
+        assert (code, stderr) == (0, ""), stderr[-3000:]
+        assert (folder / "stdout").read_text().endswith(_RAN)
 
     del in_a_process.__wrapped__  # type: ignore[attr-defined]  # pytest would look for its fixtures
     in_a_process.alone = test  # type: ignore[attr-defined]
     return in_a_process
 
 
-def run_one_alone(tests: dict[str, Any]) -> None:
-    """In the process of its own: the test that the arguments name."""
-    tests[sys.argv[1]].alone(**json.loads(sys.argv[2]))
-    sys.stdout.write(_RAN)
+@contextlib.contextmanager
+def forking(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported a test file and forks for each of its tests."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(file)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as server:
+        yield server
+
+
+def run_each_alone(tests: dict[str, Any]) -> None:
+    """Fork a process for each test that stdin names, and print its exit code."""
+    for line in sys.stdin:
+        name, fixtures, folder = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            for number, path in enumerate((os.devnull, f"{folder}/stdout", f"{folder}/stderr")):
+                os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+            tests[name].alone(**fixtures)
+            sys.stdout.write(_RAN)
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from processes import told_by
+from processes import forking, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,13 +175,20 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
     return run
 
 
+@pytest.fixture(scope="module")
+def forking_process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """The process from which the tests of a file are forked that run alone."""
+    with forking(request.path) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(folder: Path) -> Path:
     """A CUDA driver without a GPU: see mempool/rehearsal/native/driver/."""
     sys.path.insert(0, str(TESTS / "native"))
     import build
 
-    return build.build_driver(tmp_path_factory.mktemp("driver"))
+    return build.build_driver(folder)
 
 
 @pytest.fixture(scope="session")

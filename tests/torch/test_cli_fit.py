@@ -42,9 +42,6 @@ class Net(nn.Module):
 
 def make(batch, image=16):
     return Net(), torch.zeros(batch, 3, image, image)
-
-def whole(batch):
-    return {"model": Net(8), "inputs": torch.zeros(batch, 3, 8, 8), "loss": torch.sum, "mode": "train"}
 """
 TRAINS = """
 import torch
@@ -481,6 +478,15 @@ def test_accumulated_gradients_of_a_script_are_alive_in_the_backward(folder: Pat
     assert once["by_phase_bytes"]["forward"] < often["by_phase_bytes"]["forward"]
     assert "lets gradients of 4 batches add up: tried with two" in " ".join(often["warnings"])
     assert answer(4, "--accumulate", "1")["peak_bytes"] == once["peak_bytes"]
+
+
+def test_attributes_of_a_function_hold_unless_options_override_them(folder: Path, fit_json: Any) -> None:
+    own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
+    name = script(folder, "own_job.py", "def make():", f"    return {own}")
+    assert fit_json(name)["device"] == "cpu"
+    assert fit_json(name, "--device", "cuda")["device"] == "cuda"
+    more, less = fit_json(name), fit_json(name, "--accumulate", "1")
+    assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
 STEP = "    try:\n        net(x).sum().backward()\n    except BaseException as e:\n        "

@@ -206,13 +206,13 @@ def least_of(
 OPTIONS = {"inner": "eager", "link": "pcie3"}
 PROGRAMS = [
     (Late, once, 0.85, 0.999),
-    (Skipped, once, 0.55, 0.999),
+    pytest.param(Skipped, once, 0.55, 0.999, marks=pytest.mark.full),
     (Regions, by_regions, 0.6, 0.85),
-    (Wide, twice, 0.75, 0.9),
+    pytest.param(Wide, twice, 0.75, 0.9, marks=pytest.mark.full),
     (Parts, by_parts, 0.75, 0.9),
-    (Wide, loss_outside, 0.9, 0.9),
+    pytest.param(Wide, loss_outside, 0.9, 0.9, marks=pytest.mark.full),
     (Late, accumulated, 0.9, 0.9),
-    (Late, with_optimizer, 0.9, 0.9),
+    pytest.param(Late, with_optimizer, 0.9, 0.9, marks=pytest.mark.full),
 ]
 
 

@@ -259,7 +259,7 @@ class Gelu(nn.Module):
 @pytest.mark.parametrize(
     ("make", "shape", "share"),
     [
-        (Many, (512, 32), 0.75),
+        pytest.param(Many, (512, 32), 0.75, marks=pytest.mark.full),
         (Pieces, (512, 64), 0.87),
         pytest.param(Pieces, (512, 64), 0.94, marks=pytest.mark.full),
         (Inside, (512, 64), 0.86),

@@ -1,7 +1,7 @@
 """Becoming PyTorch's CUDA allocator, without a GPU: what is served and replayed, and what is refused.
 
-PyTorch's side is tests/support/cuda_torch.py, the driver's mempool/rehearsal/native/driver/. Each test is a process
-of its own: PyTorch's allocator is changed for good.
+PyTorch's side is tests/support/cuda_torch.py, the driver's mempool/rehearsal/native/driver/. Each test is a
+process of its own: PyTorch's allocator is changed for good.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import alone, run_one_alone
+from processes import alone, run_each_alone
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -522,4 +522,4 @@ def test_missing_compiler_gives_another_error_and_a_single_warning(
 
 
 if __name__ == "__main__":
-    run_one_alone(globals())
+    run_each_alone(globals())

@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from processes import alone, run_one_alone
+from processes import alone, run_each_alone
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -151,4 +151,4 @@ def test_mixed_loop_is_identical_without_sharing() -> None:
 
 
 if __name__ == "__main__":
-    run_one_alone(globals())
+    run_each_alone(globals())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -211,26 +210,6 @@ def test_iteration_begins_at_the_lowest_load(
     ]
     found = least_load_position(np.array(row), np.array(size), np.array(freed_before), start, period)
     assert found == medians.index(min(medians))
-
-
-def columns(*mixed: tuple[int, int]) -> tuple[Any, Any]:
-    """Return sequence and size of each allocation."""
-    sequence, size = np.array(mixed).T
-    return sequence.astype(np.uint32), size.astype(np.uint64)
-
-
-def test_lowest_of_equal_sequences_is_the_main_sequence() -> None:
-    periodic, varied = [1058 + n % 4 for n in range(80)], list(range(1000, 1080))
-    assert sum(periodic[40:]) == sum(varied[40:])
-    for main, other, begin in ((periodic, varied, 0), (varied, periodic, -1)):
-        both = [(k, size) for pair in zip(main, other, strict=True) for k, size in enumerate(pair)]
-        assert iterations_start(*columns(*both)) == begin
-        assert (
-            sequence_with_most_bytes(
-                *(c.astype(t) for c, t in zip(columns(*both[80:]), ("i4", "i8"), strict=True))
-            )
-            == 0
-        )
 
 
 def test_mismatched_columns_are_refused() -> None:

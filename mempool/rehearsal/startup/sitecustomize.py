@@ -1,6 +1,7 @@
 """Startup hook of ``mempool rehearse``: Python imports this module before the program.
 
-The environment that ``mempool rehearse`` sets puts this folder on the path, for the program and for its child processes.
+The environment that ``mempool rehearse`` sets puts this folder on the path, for the program and for its
+child processes.
 """
 
 import os

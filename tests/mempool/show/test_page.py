@@ -194,15 +194,6 @@ def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
     assert "Alive at the peak" in page.locator("#alive").inner_text()
 
 
-def test_selected_view_is_drawn(visit: Callable[..., Any]) -> None:
-    page = visit(figure(four_buffers(), allocators=["first_fit"]).html())
-    assert page.locator("#view option").all_inner_texts() == ["recorded", "first_fit"]
-    assert page.locator("#addresses").get_attribute("aria-pressed") == "true"
-    page.select_option("#view", "1")
-    assert page.evaluate("mempoolShow.view.title") == "first_fit"
-    assert visible(page) == [0, 1, 2, 3]
-
-
 def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[..., Any]) -> None:
     page = visit(figure(four_buffers(device=[0, 1, 0, 1, 0, 1, 1, 0]), title="four").html())
     options = ["device 0, peak 100.00 KiB", "device 1, peak 600.00 KiB"]

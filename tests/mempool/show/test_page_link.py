@@ -25,11 +25,6 @@ def page(visit: Callable[..., Any]) -> Any:
     return visit(figure(four_buffers(), allocators=["first_fit"], title="four").html())
 
 
-def test_untouched_page_has_a_plain_address(page: Any) -> None:
-    page.wait_for_timeout(600)
-    assert page.evaluate("location.hash") == ""
-
-
 def test_page_address_restores_the_whole_view_state(page: Any) -> None:
     page.select_option("#view", "1")
     page.click("#stacked")

@@ -58,7 +58,7 @@ def on_strip(page: Any, time: float, row: float) -> tuple[float, float]:
     return x, y
 
 
-def test_refused_request_is_listed_and_drawn(page: Any) -> None:
+def test_refused_request_is_listed_drawn_and_reached_by_a_click(page: Any) -> None:
     """A line from the live bytes upwards by the requested bytes, in either picture."""
     assert "out of memory: 1 request refused, the largest 6.00 MiB" in page.locator("#facts").inner_text()
     said = page.locator("#refused li").first.inner_text()
@@ -70,10 +70,6 @@ def test_refused_request_is_listed_and_drawn(page: Any) -> None:
     assert page.evaluate("mempoolShow.models.load.y_range.end") >= 18 * MIB
     page.locator("#refused summary").click()
     assert page.locator("#refused ol li").all_inner_texts() == ["attention.py:42 scores", "train.py:9 step"]
-
-
-def test_click_on_a_refused_request_shows_the_live_buffers(page: Any) -> None:
-    page.mouse.click(*place(page, 3, 2 * MIB))
     page.locator("#refused button").click()
     assert page.evaluate("mempoolShow.time") == 6
     assert window(page)["left"] < 6 < window(page)["right"]

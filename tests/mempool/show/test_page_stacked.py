@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from pages import place, tooltip, visible, window
+from pages import place, tooltip, visible
 from shown import four_buffers
 
 from mempool.show import content, figure
@@ -76,19 +76,6 @@ def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> Non
     page = visit(figure(Buffers.of(start, start + 1, size)).html())
     assert 60_000 in visible(page)
     assert page.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
-
-
-def test_step_to_a_long_lifetime_stays_within_time(visit: Callable[..., Any]) -> None:
-    page = visit(figure(Buffers.of([0, 2], [100, 4], [1000, 10])).html())
-    for picture in ("#stacked", "#addresses"):
-        page.click(picture)
-        page.focus("#figure")
-        page.keyboard.press("n")
-        now = window(page)
-        assert (now["left"], now["right"]) == (0, 100)
-        assert now["bottom"] == 0
-        assert visible(page)
-        page.keyboard.press("Escape")
 
 
 def test_small_pieces_are_a_single_grey_band(

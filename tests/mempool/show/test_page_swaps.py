@@ -51,11 +51,3 @@ def test_load_before_and_after_swapping_is_drawn(page: Any) -> None:
     facts = page.locator("#facts").inner_text()
     for said in ("8 MiB without swaps", "planned for 4 MiB", "1 move of 4 MiB", "takes 0.0% longer"):
         assert said in facts
-
-
-def test_host_copies_are_a_separate_view(page: Any) -> None:
-    assert page.locator("#device option").count() == 2
-    page.select_option("#device", "1")
-    assert rows(page, "large", "row", "left", "right") == [(0, 0, 10)]
-    assert rows(page, "absent", "row") == rows(page, "marks", "time") == []
-    assert "copied to the host" not in page.locator("#legend").inner_text()

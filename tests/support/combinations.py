@@ -1,0 +1,22 @@
+"""Combinations of parameters: each run tries a part of them, and -m full the rest."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def some(*values: Sequence[object], every: int) -> list[object]:
+    """Return all combinations, of which only every so-manieth is no long form.
+
+    No length may divide `every`, so that each value is tried.
+    """
+    return [
+        pytest.param(*combination, marks=[] if number % every == 0 else [pytest.mark.full])
+        for number, combination in enumerate(itertools.product(*values))
+    ]
