@@ -73,8 +73,8 @@ def find_installation() -> Installation:
     version, cuda = _versions(folder / "version.py")
     if not (folder / "lib" / "libtorch_cuda.so").is_file():
         raise UsageError(
-            f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs a CUDA build, which needs no"
-            " GPU: pip install torch gets one on Linux"
+            f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs a CUDA build,"
+            " but needs no GPU: pip install torch gets one on Linux"
         )
     return Installation(folder, version, cuda, _cudnn_version(folder.parent, cuda))
 
