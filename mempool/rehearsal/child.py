@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import resource
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with the job; only the program's own process has it, child processes do not.
 VARIABLE = "MEMPOOL_REHEARSAL"
+_GRACE_SECONDS = 5.0  #: time for a program to end by itself after `--seconds`
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 
 
@@ -99,7 +101,8 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
-        torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
+        if self._pool is None:  # pluggable allocators have no observers
+            torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         if self.job.limit_bytes is not None:
             for device in range(torch.cuda.device_count()):
                 total = torch.cuda.get_device_properties(device).total_memory
@@ -159,25 +162,35 @@ class Rehearsal:
     # --- the end
 
     def _watch(self) -> None:
-        """End a program that runs for too long, with the line at which its main thread is."""
+        """End a program that runs for too long."""
         while not self._ended:
             time.sleep(0.1)
             now = time.monotonic()
             if self.job.seconds is not None and now - self._began >= self.job.seconds:
                 self.outcome.ended = "seconds"
+                self._interrupt()
+                self._leave()
             elif now - self._last_step >= self.job.timeout:
-                self.outcome.ended = "hang"
-                self.outcome.message = f"no optimizer step within {self.job.timeout:g} s"
-            else:
-                continue
-            self._ended = True
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            self.outcome.line = program_line(frame)
-            if self.outcome.ended == "hang" and frame is not None:
-                self.outcome.message += (
-                    f", in {frame.f_code.co_name} of {frame.f_code.co_filename}:{frame.f_lineno}"
-                )
-            self._leave()
+                self._note_hang()
+                self._leave()
+
+    def _interrupt(self) -> None:
+        """Raise the end of the program in the main thread, and give it some seconds to end by itself."""
+        self._ended = True
+        main = ctypes.c_ulong(threading.main_thread().ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
+        time.sleep(_GRACE_SECONDS)
+
+    def _note_hang(self) -> None:
+        """Note where the main thread is: the program's line, and the innermost function."""
+        self._ended = True
+        self.outcome.ended = "hang"
+        self.outcome.message = f"no optimizer step within {self.job.timeout:g} s"
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        self.outcome.line = program_line(frame)
+        if frame is not None:
+            code = frame.f_code
+            self.outcome.message += f", in {code.co_name} of {code.co_filename}:{frame.f_lineno}"
 
     def _on_out_of_memory(self, *_: int) -> None:
         """Note the first request that fails, whether or not the program goes on."""
@@ -194,6 +207,7 @@ class Rehearsal:
             self.outcome.ended = "error"
         self.outcome.exit_code = 1
         text = " ".join(str(error).split())
+        text = text.partition(" If reserved but unallocated")[0]  # advice of PyTorch's
         self.outcome.message = f"{kind.__name__}: {text}" if text else kind.__name__
         frames = [frame for frame, _ in traceback.walk_tb(trace)]
         self.outcome.line = next(filter(None, map(own_line, reversed(frames))), "")
@@ -212,7 +226,9 @@ class Rehearsal:
             self._measure()
         self.outcome.seconds = time.monotonic() - self._began
         self.outcome.host_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if self.job.history and self._pool is None:
+        # A thread that still allocates would contradict the snapshot.
+        at_rest = threading.current_thread() is threading.main_thread()
+        if self.job.history and self._pool is None and at_rest:
             self._write_history()
         self.outcome.write(self._folder / "outcome.json")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, plain, table
 from mempool.hardware.gpu_memory import KERNEL_BYTES, card, context_bytes
-from mempool.units import binary, sized
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,6 +79,7 @@ def _holders(history: Path, device: int) -> dict[str, Any]:
 def show(runs: Sequence[Run], request: Request, installation: Installation) -> None:
     """Print the table of runs, the holders of the first, and what the rehearsal cannot know."""
     vary = () if request.vary is None else (request.vary[0],)
+    limited = request.machine.card is not None or request.limit_bytes is not None
     rows = [
         (
             *(() if run.value is None else (run.value,)),
@@ -87,13 +88,13 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
             binary(run.outcome.peak_allocated_bytes),
             binary(run.outcome.peak_reserved_bytes),
             binary(run.outcome.device_bytes),
-            _result(run.outcome),
+            _result(run.outcome, limited=limited),
         )
         for run in runs
     ]
     gpu = request.machine.card
-    device = "a device without limit" if gpu is None else f"{gpu.name}, {sized(gpu.memory_bytes)}"
-    limit = "" if request.limit_bytes is None else f", PyTorch limited to {sized(request.limit_bytes)}"
+    device = "a device without limit" if gpu is None else f"{gpu.name}, {binary(gpu.memory_bytes)}"
+    limit = "" if request.limit_bytes is None else f", PyTorch limited to {binary(request.limit_bytes)}"
     header = (*vary, "allocator", "steps", "peak allocated", "peak reserved", "on the device", "result")
     title = f"{' '.join(request.program)} on {device}{limit} (PyTorch {installation.version})"
     table(title, header, rows, fold=len(header) - 1)
@@ -103,12 +104,12 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
         console().print(plain(sentence))
 
 
-def _result(outcome: Outcome) -> str:
+def _result(outcome: Outcome, *, limited: bool) -> str:
     if outcome.out_of_memory_in_step is not None:
         return f"out of memory in step {outcome.out_of_memory_in_step}"
     if outcome.ended in ("error", "hang", "signal"):
         return outcome.ended
-    return "fits"
+    return "fits" if limited else "ran"
 
 
 def _show_holders(holders: dict[str, Any]) -> None:
@@ -140,8 +141,8 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
         yield (
             "fits no card known here"
             if usual is None
-            else f"fits a card with {sized(usual.memory_bytes)} (such as {usual.name}) under the allocator"
-            f" {first.outcome.allocator}; say --card NAME to try one"
+            else f"fits a card with {binary(usual.memory_bytes)}, such as {usual.name}"
+            f" (allocator {first.outcome.allocator}); --card NAME tries one"
         )
     for run in runs:
         outcome = run.outcome
@@ -166,6 +167,8 @@ def _caveats(runs: Sequence[Run]) -> Iterator[str]:
             f"values read from the device are not computed; the program reads some at {', '.join(most)}"
             + (f" and {len(reads) - len(most)} more lines" if len(reads) > len(most) else "")
         )
+        if outcome.ended in ("seconds", "hang"):
+            yield "a loop that ends by such a value did not end, and may have taken more than it would"
     if outcome.redirected:
         names = ", ".join(outcome.redirected[:3])
         yield f"checkpoints were not written to {names} (--allow-writes writes them)"
