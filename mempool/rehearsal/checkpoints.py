@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,20 @@ def redirect(folder: Path, redirected: list[str]) -> None:
             return places.get(os.path.abspath(os.fspath(path)), path)  # noqa: PTH100
         return path
 
+    def rename(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
+            if (place := known(source)) is source:
+                return function(source, target, *args, **options)
+            places[os.path.abspath(os.fspath(target))] = place  # noqa: PTH100
+            return target
+
+        return call
+
+    # A checkpoint under a temporary name gets its own name later, or is copied.
+    os.replace, os.rename = rename(os.replace), rename(os.rename)
+    shutil.move, shutil.copy = rename(shutil.move), rename(shutil.copy)
+    shutil.copyfile = rename(shutil.copyfile)
     torch.save = _with_path(torch.save, 1, "f", moved, skip=lambda args: _bytes(args[:1]) > _TOO_LARGE)
     torch.load = _with_path(torch.load, 0, "f", known)
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import resource
 import sys
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
 #: Environment variable with the job; only the program's own process has it, child processes do not.
 VARIABLE = "MEMPOOL_REHEARSAL"
-_GRACE_SECONDS = 5.0  #: time for a program to end by itself after `--seconds`
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
+_EAGER = "torch.compile had no effect: compiled, the program may hold less memory"
+_GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
 
 class RehearsalEnd(SystemExit):
@@ -58,6 +61,8 @@ class Rehearsal:
         self._folder = Path(job.folder)
         self._began = self._last_step = time.monotonic()
         self._steps: dict[int, int] = {}  # of each optimizer, by identity
+        self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = self._written = False
         self._ignored = 0
         self._pid = os.getpid()
@@ -84,6 +89,13 @@ class Rehearsal:
         from mempool.rehearsal import checkpoints, ranks, value_reads
 
         register_optimizer_step_post_hook(self._after_step)
+        self._keep_peaks(torch)
+        self._note_compilation(torch)
+        self._note_optimizers(torch)
+        # The number of devices is that of the stand-in, whatever CUDA_VISIBLE_DEVICES names.
+        torch.cuda._device_count_nvml = lambda: -1
+        # Checks of values on the device would fail: no values are computed.
+        torch.distributions.Distribution.set_default_validate_args(False)
         value_reads.install(self.outcome.value_reads)
         if not self.job.allow_writes:
             checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected)
@@ -97,6 +109,44 @@ class Rehearsal:
             )
             self._pool.leave_open_at_exit()
         after_initialization(torch, self._after_cuda)
+
+    def _keep_peaks(self, torch: Any) -> None:
+        """Measure the peaks before the program resets them."""
+        for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
+            reset = getattr(torch.cuda, name, None)
+            if reset is None:
+                continue
+
+            @functools.wraps(reset)
+            def measured(*args: Any, reset: Any = reset, **options: Any) -> Any:
+                self._measure()
+                return reset(*args, **options)
+
+            setattr(torch.cuda, name, measured)
+            setattr(torch.cuda.memory, name, measured)
+
+    def _note_optimizers(self, torch: Any) -> None:
+        """Remember the program's optimizers, so that the rehearsal lasts until each has stepped."""
+        initialize = torch.optim.Optimizer.__init__
+
+        @functools.wraps(initialize)
+        def noted(optimizer: Any, *args: Any, **options: Any) -> None:
+            initialize(optimizer, *args, **options)
+            self._optimizers.add(optimizer)
+
+        torch.optim.Optimizer.__init__ = noted
+
+    def _note_compilation(self, torch: Any) -> None:
+        """Note a program that compiles, whose graphs run operation by operation in a rehearsal."""
+        compile_ = torch.compile
+
+        @functools.wraps(compile_)
+        def noted(*args: Any, **options: Any) -> Any:
+            if own_line(sys._getframe(1)) and _EAGER not in self.outcome.notes:
+                self.outcome.notes.append(_EAGER)
+            return compile_(*args, **options)
+
+        torch.compile = noted
 
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
@@ -126,13 +176,16 @@ class Rehearsal:
             self.outcome.steps = self._steps[key]
             self._measure()
             self.outcome.step_peaks.append(self.outcome.peak_allocated_bytes)
-        fewest, most = min(self._steps.values()), max(self._steps.values())
+        # An optimizer that steps more rarely, as a GAN's generator's does, may not have stepped yet.
+        waiting = any(id(other) not in self._steps for other in self._optimizers)
+        fewest, most = 0 if waiting else min(self._steps.values()), max(self._steps.values())
         if fewest >= self.job.steps or most >= 16 * self.job.steps:
             self._end("steps")
 
     def _end(self, reason: str) -> None:
         """Raise the end of the program, from the thread that trains."""
         self._ended = True
+        self._last_step = time.monotonic()
         self.outcome.ended = reason
         self._ignored += 1
         if self._ignored > _MOST_IGNORED:
@@ -146,7 +199,10 @@ class Rehearsal:
         outcome, held = self.outcome, []
         for device in range(torch.cuda.device_count()):
             statistics = torch.cuda.memory_stats(device)
-            peak = statistics.get("reserved_bytes.all.peak", 0)
+            for key in ("reserved_bytes.all.peak", "allocated_bytes.all.peak"):
+                past = self._peaks.get((device, key), 0)
+                self._peaks[device, key] = statistics[key] = max(past, statistics.get(key, 0))
+            peak = statistics["reserved_bytes.all.peak"]
             free, total = torch.cuda.mem_get_info(device)
             held.append((peak, device, statistics, total - free))
         outcome.devices_used = sum(peak > 0 for peak, *_ in held)
@@ -163,23 +219,27 @@ class Rehearsal:
 
     def _watch(self) -> None:
         """End a program that runs for too long."""
-        while not self._ended:
+        while not self._written:
             time.sleep(0.1)
             now = time.monotonic()
+            if self._ended:
+                # Threads of the program that wait for its training would keep the process.
+                if now - self._last_step >= _GRACE_SECONDS:
+                    self._leave()
+                continue
             if self.job.seconds is not None and now - self._began >= self.job.seconds:
                 self.outcome.ended = "seconds"
                 self._interrupt()
-                self._leave()
             elif now - self._last_step >= self.job.timeout:
                 self._note_hang()
                 self._leave()
 
     def _interrupt(self) -> None:
-        """Raise the end of the program in the main thread, and give it some seconds to end by itself."""
+        """Raise the end of the program in the main thread."""
         self._ended = True
+        self._last_step = time.monotonic()
         main = ctypes.c_ulong(threading.main_thread().ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
-        time.sleep(_GRACE_SECONDS)
 
     def _note_hang(self) -> None:
         """Note where the main thread is: the program's line, and the innermost function."""
@@ -212,6 +272,7 @@ class Rehearsal:
         frames = [frame for frame, _ in traceback.walk_tb(trace)]
         self.outcome.line = next(filter(None, map(own_line, reversed(frames))), "")
         self._ended = True
+        self._last_step = time.monotonic()
         sys.__excepthook__(kind, error, trace)
 
     def _finish(self) -> None:
@@ -243,7 +304,7 @@ class Rehearsal:
         sys.stdout.flush()
         sys.stderr.flush()
         self._finish()
-        os._exit(0)
+        os._exit(self.outcome.exit_code)
 
 
 def after_initialization(torch: Any, then: Any) -> None:

@@ -30,7 +30,6 @@ def attach(torch: Any) -> None:
         torch.cuda.memory._set_memory_metadata(entered[-1] if entered else "")
 
     register_module_forward_pre_hook(enter)
-    register_module_forward_hook(leave)
-    # A forward that ends in an exception, as the recomputation of a checkpoint does, leaves its modules
-    # entered.
+    # Called after exceptions too: the recomputation of a checkpoint ends in one.
+    register_module_forward_hook(leave, always_call=True)
     register_optimizer_step_post_hook(lambda *_: entered.clear())

@@ -6,7 +6,16 @@ import functools
 from typing import Any
 
 #: Environment of a process that torchrun starts; `mempool.rehearsal.rehearse` adds the number of ranks.
-ENVIRONMENT = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+ENVIRONMENT = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+    "ROLE_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+}
 
 
 def pretend(ranks: int) -> None:

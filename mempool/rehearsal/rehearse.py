@@ -118,7 +118,10 @@ class Stage:
             raise
         path = Path(job.folder) / "outcome.json"
         if path.is_file():
-            return dataclasses.replace(Outcome.read(path), exit_code=code)
+            outcome = dataclasses.replace(Outcome.read(path), exit_code=code)
+            if code and outcome.ended == "program":
+                outcome.ended, outcome.message = "error", f"the program ended by exit code {code}"
+            return outcome
         ended = "signal" if code < 0 else "error"
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return Outcome(job.allocator, ended=ended, exit_code=code, message=f"the program ended by {how}")
@@ -138,7 +141,8 @@ class Stage:
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))
         if job.ranks > 1:
-            environment |= ranks.ENVIRONMENT | {"WORLD_SIZE": str(job.ranks)}
+            sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+            environment |= ranks.ENVIRONMENT | dict.fromkeys(sizes, str(job.ranks))
         return environment
 
 

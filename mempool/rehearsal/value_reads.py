@@ -14,6 +14,7 @@ _READS = (
     *("__bool__", "__float__", "__int__", "__index__", "item", "tolist"),
     *("nonzero", "unique", "masked_select"),
 )
+_FUNCTIONS = ("nonzero", "argwhere", "unique", "unique_consecutive", "masked_select")
 _MOST = 1000  #: places to remember
 
 
@@ -23,6 +24,16 @@ def install(places: dict[str, int]) -> None:
 
     for name in _READS:
         setattr(torch.Tensor, name, _counting(getattr(torch.Tensor, name), places))
+    for name in _FUNCTIONS:
+        setattr(torch, name, _counting(getattr(torch, name), places))
+    select, counted = torch.Tensor.__getitem__, _counting(torch.Tensor.__getitem__, places)
+
+    def get_item(tensor: Any, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        masked = any(isinstance(part, torch.Tensor) and part.dtype is torch.bool for part in parts)
+        return (counted if masked else select)(tensor, index)
+
+    torch.Tensor.__getitem__ = get_item
 
 
 def _counting(method: Callable[..., Any], places: dict[str, int]) -> Callable[..., Any]:
