@@ -252,10 +252,13 @@ EXPORTED int cudaDeviceGetDefaultMemPool(void** pool, int) {
   *pool = &one;
   return 0;
 }
-EXPORTED int cudaMemPoolGetAttribute(void*, int, void* value) {
+EXPORTED int cudaMemPoolGetAttribute(void*, int attribute, void* value) {
   RUNTIME("cudaMemPoolGetAttribute");
-  const std::uint64_t live = gpu->devices[static_cast<std::size_t>(call.device())].live_bytes;
-  std::memcpy(value, &live, sizeof live);
+  constexpr int kReservedHigh = 6, kUsedHigh = 8;
+  const fake::Device& device = gpu->devices[static_cast<std::size_t>(call.device())];
+  const std::size_t bytes = attribute == kReservedHigh || attribute == kUsedHigh ? device.peak_bytes : device.live_bytes;
+  const std::uint64_t held = bytes - std::min(bytes, settings().context);  // a context is in no pool
+  std::memcpy(value, &held, sizeof held);
   return 0;
 }
 EXPORTED int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
