@@ -51,6 +51,16 @@ def test_each_device_has_its_own_memory_and_a_context_from_its_first_use(cuda: C
     assert cuda.get("cudaGetDevice", kind=ctypes.c_int) == 0
 
 
+@on_standin(f"memory={64 * MIB},context={MIB}")
+def test_pool_of_a_device_holds_all_its_memory_but_the_context(cuda: Cuda) -> None:
+    pool = cuda.get("cudaDeviceGetDefaultMemPool", 0)
+    held = []
+    for block in [cuda.get("cudaMallocAsync", 8 * MIB, 0) for _ in range(2)]:
+        held.append([cuda.get("cudaMemPoolGetAttribute", pool, which, first=False) for which in (5, 6)])
+        cuda.do("cudaFreeAsync", block, 0)
+    assert held == [[16 * MIB, 16 * MIB], [8 * MIB, 16 * MIB]]
+
+
 @on_standin()
 def test_small_copies_read_back_and_computed_values_are_zero(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", MIB), bytes(range(1, 251)) * 300
