@@ -63,7 +63,7 @@ class Rehearsal:
         self._steps: dict[int, int] = {}  # of each optimizer, by identity
         self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ended = self._written = False
+        self._ended = self._written = self._recording = False
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
@@ -151,18 +151,21 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
-        if self._pool is None:  # pluggable allocators have no observers
+        # Other allocators have neither an observer of requests that fail nor a history.
+        own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
+        if own:
             torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         if self.job.limit_bytes is not None:
             for device in range(torch.cuda.device_count()):
                 total = torch.cuda.get_device_properties(device).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, self.job.limit_bytes / total), device)
-        if self.job.history and self._pool is None:
+        if self.job.history and own:
             from mempool.rehearsal import module_names
 
             # Stacks of frees too would be gathered while an exception is on its way, and clear it.
             torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
             module_names.attach(torch)
+            self._recording = True
 
     # --- steps
 
@@ -269,8 +272,8 @@ class Rehearsal:
         text = " ".join(str(error).split())
         text = text.partition(" If reserved but unallocated")[0]  # advice of PyTorch's
         self.outcome.message = f"{kind.__name__}: {text}" if text else kind.__name__
-        frames = [frame for frame, _ in traceback.walk_tb(trace)]
-        self.outcome.line = next(filter(None, map(own_line, reversed(frames))), "")
+        places = [own_line(frame, number) for frame, number in traceback.walk_tb(trace)]
+        self.outcome.line = next(filter(None, reversed(places)), "")
         self._ended = True
         self._last_step = time.monotonic()
         sys.__excepthook__(kind, error, trace)
@@ -288,16 +291,9 @@ class Rehearsal:
         self.outcome.seconds = time.monotonic() - self._began
         self.outcome.host_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # A thread that still allocates would contradict the snapshot.
-        at_rest = threading.current_thread() is threading.main_thread()
-        if self.job.history and self._pool is None and at_rest:
-            self._write_history()
+        if self._recording and threading.current_thread() is threading.main_thread():
+            self._torch.cuda.memory._dump_snapshot(str(self._folder / "history.pickle"))
         self.outcome.write(self._folder / "outcome.json")
-
-    def _write_history(self) -> None:
-        torch = self._torch
-        if torch is None or not torch.cuda.is_initialized():
-            return
-        torch.cuda.memory._dump_snapshot(str(self._folder / "history.pickle"))
 
     def _leave(self) -> None:
         """End the process at once, with its result."""
@@ -312,19 +308,19 @@ def after_initialization(torch: Any, then: Any) -> None:
     torch.cuda._lazy_call(then)
 
 
-def own_line(frame: FrameType) -> str:
-    """Return ``file:line`` of a frame of the program itself, or "" for frames of libraries."""
+def own_line(frame: FrameType, number: int) -> str:
+    """Return ``file:line`` of a line in a frame of the program itself, or "" for frames of libraries."""
     name = frame.f_code.co_filename
     if name.startswith("<") or "site-packages" in name or name.startswith(_LIBRARIES):
         return ""
-    return f"{os.path.relpath(name)}:{frame.f_lineno}"
+    return f"{os.path.relpath(name)}:{number}"
 
 
 def program_line(frame: FrameType | None) -> str:
     """Return the innermost line of the program in a stack, or the innermost line of all."""
     innermost = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
     while frame is not None:
-        if line := own_line(frame):
+        if line := own_line(frame, frame.f_lineno):
             return line
         frame = frame.f_back
     return innermost

@@ -9,21 +9,23 @@ from __future__ import annotations
 import mmap
 import platform
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _PAGE = 1 << 16  #: the largest page of the supported machines, in bytes
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ = 1, 4, 5, 6, 7, 8
-_DT_RELAENT, _DT_STRSZ, _DT_SYMENT, _DT_SONAME, _DT_VERSYM = 9, 10, 11, 14, 0x6FFFFFF0
+_DT_RELAENT, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 9, 10, 11, 14
+_DT_GNU_HASH, _DT_VERSYM = 0x6FFFFEF5, 0x6FFFFFF0
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
@@ -36,7 +38,7 @@ def read_imports(path: Path) -> tuple[list[str], set[str]]:
         UsageError: the file is no shared library for 64-bit little-endian machines.
         OSError: the file cannot be read.
     """
-    with _Reader(path) as reader:
+    with _reading(path) as reader:
         return reader.needed(), reader.names(defined=False)
 
 
@@ -47,34 +49,36 @@ def read_exports(path: Path) -> set[str]:
         UsageError: the file is no shared library for 64-bit little-endian machines.
         OSError: the file cannot be read.
     """
-    with _Reader(path) as reader:
+    with _reading(path) as reader:
         return reader.names(defined=True)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[_Reader]:
+    """Yield the reader of a file; refuse a file that is empty, of another kind, or cut off."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield _Reader(data)
+    except (ValueError, StopIteration, struct.error) as error:
+        raise UsageError(f"{path} is no 64-bit shared library") from error
 
 
 class _Reader:
     """The dynamic section of one shared library."""
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def __init__(self, data: mmap.mmap) -> None:
+        """Raise ValueError, StopIteration or struct.error for data of another kind."""
+        self._data = data
         header = self._data[:64]
         if header[:6] != b"\x7fELF\x02\x01":
-            raise UsageError(f"{path} is no 64-bit shared library")
+            raise ValueError("no 64-bit little-endian ELF file")
         (table,), (size, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
         segments = [struct.unpack_from("<IIQQQQQQ", self._data, table + i * size) for i in range(count)]
         self._loads = [segment for segment in segments if segment[0] == _PT_LOAD]
-        dynamic = next((segment for segment in segments if segment[0] == _PT_DYNAMIC), None)
-        if dynamic is None:
-            raise UsageError(f"{path} is no shared library")
+        dynamic = next(segment for segment in segments if segment[0] == _PT_DYNAMIC)
         pairs = np.frombuffer(self._data[dynamic[2] : dynamic[2] + dynamic[5]], "<u8").reshape(-1, 2).tolist()
         self._entries: list[tuple[int, int]] = [(tag, value) for tag, value in pairs]
         self._strings = self._offset(_DT_STRTAB)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.close()
 
     def _offset(self, entry: int) -> int:
         """Return the place in the file that an entry of the dynamic section points at."""
@@ -91,9 +95,9 @@ class _Reader:
 
     def names(self, *, defined: bool) -> set[str]:
         begin = self._offset(_DT_SYMTAB)
-        # No entry has the number of symbols. In every linker's output their strings follow them, or the
-        # versions.
-        ends = [self._offset(tag) for tag, _ in self._entries if tag in (_DT_STRTAB, _DT_VERSYM)]
+        # No entry has the number of symbols: they end where the next table begins.
+        tables = (_DT_STRTAB, _DT_VERSYM, _DT_HASH, _DT_GNU_HASH)
+        ends = [self._offset(tag) for tag, _ in self._entries if tag in tables]
         count = (min(end for end in ends if end > begin) - begin) // _SYMBOL.itemsize
         symbols = np.frombuffer(self._data[begin : begin + count * _SYMBOL.itemsize], _SYMBOL)
         wanted = symbols["name"][((symbols["section"] != 0) == defined) & (symbols["name"] != 0)]

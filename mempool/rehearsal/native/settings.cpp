@@ -17,7 +17,7 @@ namespace {
 std::size_t number(const std::string& item, const std::string& text) {
   char* end = nullptr;
   const unsigned long long value = std::strtoull(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0') refuse(item);
+  if (text.empty() || text[0] < '0' || text[0] > '9' || *end != '\0') refuse(item);
   return value;
 }
 

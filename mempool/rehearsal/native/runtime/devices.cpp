@@ -49,13 +49,13 @@ EXPORTED int cudaGetDeviceCount(int* count) {
 }
 
 EXPORTED int cudaGetDevice(int* device) {
-  RUNTIME("cudaGetDevice");
-  *device = call.device();
+  QUERY("cudaGetDevice");
+  *device = fake::current() != nullptr ? fake::current()->device : 0;
   return 0;
 }
 
 EXPORTED int cudaSetDevice(int device) {
-  RUNTIME("cudaSetDevice");
+  QUERY("cudaSetDevice");
   if (device < 0 || device >= static_cast<int>(gpu->devices.size())) return noted(fake::kInvalidDevice);
   use_device(device);
   return 0;
@@ -127,20 +127,20 @@ EXPORTED const char* cudaGetErrorString(int code) {
 
 // The layout differs between CUDA 12, where the symbol ends in _v2, and CUDA 13.
 EXPORTED int cudaGetDeviceProperties_v2(void* into, int device) {
-  RUNTIME("cudaGetDeviceProperties");
+  QUERY("cudaGetDeviceProperties");
   if (device < 0 || device >= static_cast<int>(gpu->devices.size())) return noted(fake::kInvalidDevice);
   write_properties(into, settings(), device, false);
   return 0;
 }
 EXPORTED int cudaGetDeviceProperties(void* into, int device) {
-  RUNTIME("cudaGetDeviceProperties");
+  QUERY("cudaGetDeviceProperties");
   if (device < 0 || device >= static_cast<int>(gpu->devices.size())) return noted(fake::kInvalidDevice);
   write_properties(into, settings(), device, true);
   return 0;
 }
 
 EXPORTED int cudaDeviceGetAttribute(int* value, int attribute, int device) {
-  RUNTIME("cudaDeviceGetAttribute");
+  QUERY("cudaDeviceGetAttribute");
   if (device < 0 || device >= static_cast<int>(gpu->devices.size())) return noted(fake::kInvalidDevice);
   *value = gpu->devices[static_cast<std::size_t>(device)].attributes[attribute];
   return 0;

@@ -20,6 +20,12 @@ bool on_device(const void* pointer) {
   return in != nullptr && in->kind != fake::kHost;
 }
 
+// Give pages back, which read as zero then. False for pages of files and of shared memory, which keep their contents.
+bool drop(char* first, std::size_t bytes, std::size_t page) {
+  unsigned char resident = 1;
+  return madvise(first, bytes, MADV_DONTNEED) == 0 && mincore(first, page, &resident) == 0 && (resident & 1) == 0;
+}
+
 // Set host memory to zero without making its pages resident where they are many.
 void clear(void* to, std::size_t bytes) {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -27,7 +33,7 @@ void clear(void* to, std::size_t bytes) {
   auto* const end = begin + bytes;
   auto* const first = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(begin) + page - 1) / page * page);
   auto* const last = reinterpret_cast<char*>(reinterpret_cast<std::uintptr_t>(end) / page * page);
-  if (bytes <= kSmall || madvise(first, static_cast<std::size_t>(last - first), MADV_DONTNEED) != 0) {
+  if (bytes <= kSmall || !drop(first, static_cast<std::size_t>(last - first), page)) {
     std::memset(to, 0, bytes);
     return;
   }
@@ -246,10 +252,13 @@ EXPORTED int cudaDeviceGetDefaultMemPool(void** pool, int) {
   *pool = &one;
   return 0;
 }
-EXPORTED int cudaMemPoolGetAttribute(void*, int, void* value) {
+EXPORTED int cudaMemPoolGetAttribute(void*, int attribute, void* value) {
   RUNTIME("cudaMemPoolGetAttribute");
-  const std::uint64_t live = gpu->devices[static_cast<std::size_t>(call.device())].live_bytes;
-  std::memcpy(value, &live, sizeof live);
+  constexpr int kReservedHigh = 6, kUsedHigh = 8;
+  const fake::Device& device = gpu->devices[static_cast<std::size_t>(call.device())];
+  const std::size_t bytes = attribute == kReservedHigh || attribute == kUsedHigh ? device.peak_bytes : device.live_bytes;
+  const std::uint64_t held = bytes - std::min(bytes, settings().context);  // a context is in no pool
+  std::memcpy(value, &held, sizeof held);
   return 0;
 }
 EXPORTED int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }

@@ -44,6 +44,12 @@ class RuntimeCall {
 
 }  // namespace standin
 
+// A call that needs no device, and so makes no context.
+#define QUERY(symbol)                                             \
+  const fake::Call call(symbol, fake::kNothing);                  \
+  if (call.refused() != 0) return standin::noted(call.refused()); \
+  standin::gpu->initialized = true
+
 #define RUNTIME(symbol)                       \
   const standin::RuntimeCall call(symbol);    \
   if (call.refused() != 0) return standin::noted(call.refused())

@@ -1,0 +1,151 @@
+"""``mempool rehearse`` on programs that use PyTorch's real CUDA build, without a GPU.
+
+A program's process imports PyTorch, which takes seconds: each run shows several properties.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from answers import Cli
+
+MIB, GIB = 1 << 20, 1 << 30
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def has_cuda_build() -> bool:
+    spec = importlib.util.find_spec("torch")
+    return spec is not None and Path(spec.origin or "", "../lib/libtorch_cuda.so").resolve().is_file()
+
+
+pytestmark = pytest.mark.skipif(not has_cuda_build(), reason="no CUDA build of PyTorch is installed")
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def place(name: str, mark: str) -> str:
+    """Return the end of ``file:line`` of the line of a program with a comment."""
+    lines = (PROGRAMS / name).read_text().splitlines()
+    return f"{name}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# {mark}'))}"
+
+
+def ends(places: Any, name: str, mark: str) -> bool:
+    """Return true if there is one place, the marked line."""
+    places = [places] if isinstance(places, str) else list(places)
+    return len(places) == 1 and places[0].endswith(place(name, mark))
+
+
+def rehearse(cli: Cli, options: str, script: str, arguments: str = "", *, code: int = 0) -> Any:
+    """Return the JSON answer."""
+    program = script if script.startswith("-m ") else PROGRAMS / script
+    return json.loads(cli.run(f"rehearse --json {options} {program} {arguments}", code=code)[0])
+
+
+def test_each_allocator_and_batch_size_reports_what_pytorch_reports(cli: Cli) -> None:
+    report = Path("report.txt").absolute()
+    options = "--card 'RTX 4090' --limit 200MiB -a native,mempool --vary batch_size=64,16384"
+    runs = rehearse(cli, options, "loop.py", f"--batch_size=8 --report={report}")
+    assert [(run["batch_size"], run["allocator"]) for run in runs] == [
+        ("64", "native"),
+        ("64", "mempool"),
+        ("16384", "native"),
+        ("16384", "mempool"),
+    ]
+    reported = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [[run["peak_allocated_bytes"], run["peak_reserved_bytes"]] for run in runs] == reported
+    assert [run["fits"] for run in runs] == [True, True, False, False]
+    for run in runs:
+        assert 0 < run["peak_allocated_bytes"] <= run["peak_reserved_bytes"] <= 200 * MIB
+        assert run["peak_reserved_bytes"] < run["device_bytes"] < 24 * GIB
+        assert (run["card"], run["limit_bytes"], run["devices_used"]) == ("RTX 4090", 200 * MIB, 1)
+    for run in runs[:2]:
+        assert (run["steps"], run["ended"], run["exit_code"], run["message"]) == (4, "steps", 0, "")
+        peaks = run["step_peak_bytes"]
+        assert len(peaks) == 4
+        assert 0 < peaks[0] <= peaks[1] == peaks[2] == peaks[3]
+        assert ends(run["value_reads"], "loop.py", "the value")
+        assert run["value_reads"].popitem()[1] == 3
+    for run in runs[2:]:
+        assert (run["steps"], run["ended"], run["out_of_memory_in_step"]) == (0, "out of memory", 1)
+        assert run["message"].startswith("OutOfMemoryError: ")
+    assert "Sequential.0" in [share["module"] for share in runs[0]["modules"]]
+
+
+def test_trace_of_a_rehearsal_has_its_peak(cli: Cli) -> None:
+    run = rehearse(
+        cli, "-a expandable --limit 200MiB --steps 2 --trace step.trace", "loop.py", "--report=report.txt"
+    )
+    assert (run["steps"], run["fits"]) == (2, True)
+    info = cli.answer("info step.trace --frames")
+    assert 0.99 * run["peak_allocated_bytes"] < info["peak_load_bytes"] <= run["peak_allocated_bytes"]
+    assert any("loop.py:" in buffer.get("frame", "") for buffer in info["largest_at_peak"])
+
+
+def test_vision_program_with_workers_amp_and_checkpoints_runs_unchanged(cli: Cli) -> None:
+    run = rehearse(cli, "", "vision.py")
+    assert (run["steps"], run["ended"], run["exit_code"]) == (4, "steps", 0)
+    peaks = run["step_peak_bytes"]
+    assert peaks[1] == peaks[2] == peaks[3] > 8 * 64 * 32 * 32 * 4  # float32 of one convolution's output
+    assert run["redirected"] == ["last.pt"]
+    assert not Path("last.pt").exists()
+
+
+def test_graph_of_a_compiled_model_is_captured_and_its_checkpoint_written_if_allowed(cli: Cli) -> None:
+    run = rehearse(cli, "--allow-writes", "graph.py")
+    assert (run["steps"], run["ended"], run["exit_code"], run["message"]) == (0, "program", 0, "")
+    assert run["peak_allocated_bytes"] > 2 * 256 * 256 * 4
+    assert run["redirected"] == []
+    assert Path("kept.pt").stat().st_size > 256 * 256 * 4
+
+
+def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
+    ddp, fsdp = rehearse(cli, "--ranks 4 --vary kind=ddp,fsdp", "parallel.py", "kind=x")
+    model = 4 * 1024 * 1025 * 4
+    assert [(run["steps"], run["ended"]) for run in (ddp, fsdp)] == [(4, "steps")] * 2
+    assert ddp["allocated_bytes"] > 4 * model  # parameters, gradients, two moments
+    assert fsdp["allocated_bytes"] < ddp["allocated_bytes"] - 3 * model
+    assert fsdp["peak_allocated_bytes"] < ddp["peak_allocated_bytes"]
+
+
+def test_data_parallel_uses_all_devices_of_the_machine(cli: Cli) -> None:
+    run = rehearse(cli, "--devices 2", "parallel.py", "kind=dp")
+    assert (run["steps"], run["ended"], run["devices_used"], run["device"]) == (4, "steps", 2, 0)
+
+
+def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    runs = rehearse(cli, "--card T4 --vary how=raised,caught ", "-m package.train", "how=x", code=1)
+    assert [(run["ended"], run["steps"], run["exit_code"]) for run in runs] == [
+        ("out of memory", 1, 1),
+        ("steps", 4, 0),
+    ]
+    for run in runs:
+        assert (run["fits"], run["out_of_memory_in_step"]) == (False, 2)
+        assert ends(run["line"], "package/train.py", "too much")
+    assert "Tried to allocate 20.00 GiB" in runs[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("how", "ended", "message"),
+    [("error", "error", "ValueError: no such file"), ("hang", "hang", "no optimizer step within 1 s, in ")],
+)
+def test_program_that_fails_or_hangs_is_named_with_its_line(
+    cli: Cli, how: str, ended: str, message: str
+) -> None:
+    out, err = cli.run("rehearse --json --timeout 1", PROGRAMS / "broken.py", f"how={how}", code=4)
+    run = json.loads(out)
+    assert (run["ended"], run["fits"], run["steps"]) == (ended, False, 0)
+    assert run["message"].startswith(message)
+    assert ends(run["line"], "broken.py", how)
+    assert ("Traceback" in err) == (how == "error")
