@@ -2,66 +2,116 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import io
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 #: Bytes of tensors from which a checkpoint is left out altogether.
 _TOO_LARGE = 1 << 30
 
 
-def redirect(folder: Path, redirected: list[str]) -> None:
-    """Write what ``torch.save`` and safetensors write into a folder; ``torch.load`` finds it there.
+def redirect(folder: Path, redirected: list[str], notes: list[str]) -> None:
+    """Write checkpoints, and all files that exist already, into a folder; reads find them there.
+
+    Files from before the rehearsal are not removed either.
 
     Args:
         folder: the folder, made on first use.
         redirected: list that gets the path of each file as the program named it.
+        notes: list that gets a sentence for each path that the program wanted to remove.
     """
     import torch
 
-    places: dict[str, Path] = {}
-
-    def moved(path: Any) -> Any:
-        name = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        if name not in places:
-            folder.mkdir(exist_ok=True)
-            places[name] = folder / f"{len(places)}-{Path(name).name}"
-            redirected.append(os.fspath(path))
-        return places[name]
-
-    def known(path: Any) -> Any:
-        if isinstance(path, (str, os.PathLike)):
-            return places.get(os.path.abspath(os.fspath(path)), path)  # noqa: PTH100
-        return path
-
-    def rename(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
-            if (place := known(source)) is source:
-                return function(source, target, *args, **options)
-            places[os.path.abspath(os.fspath(target))] = place  # noqa: PTH100
-            return target
-
-        return call
-
-    # A checkpoint under a temporary name gets its own name later, or is copied.
-    os.replace, os.rename = rename(os.replace), rename(os.rename)
-    shutil.move, shutil.copy = rename(shutil.move), rename(shutil.copy)
-    shutil.copyfile = rename(shutil.copyfile)
-    torch.save = _with_path(torch.save, 1, "f", moved, skip=lambda args: _bytes(args[:1]) > _TOO_LARGE)
-    torch.load = _with_path(torch.load, 0, "f", known)
+    redirection = _Redirection(folder, redirected, notes)
+    redirection.patch_files()
+    torch.save = _with_path(torch.save, 1, "f", redirection.moved, skip="obj")
+    torch.load = _with_path(torch.load, 0, "f", redirection.known)
     try:
         import safetensors.torch as safetensors
     except ImportError:
         return
-    too_large = lambda args: _bytes(args[:1]) > _TOO_LARGE  # noqa: E731
-    safetensors.save_file = _with_path(safetensors.save_file, 1, "filename", moved, skip=too_large)
-    safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", known)
+    safetensors.save_file = _with_path(
+        safetensors.save_file, 1, "filename", redirection.moved, skip="tensors"
+    )
+    safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", redirection.known)
+
+
+class _Redirection:
+    """Places of redirected files by their absolute path as the program names them."""
+
+    def __init__(self, folder: Path, redirected: list[str], notes: list[str]) -> None:
+        self._folder, self._redirected, self._notes = folder, redirected, notes
+        self._places: dict[str, Path] = {}
+        self._began = time.time()
+
+    def moved(self, path: Any) -> Any:
+        """Return the place of a file that the program writes."""
+        name = os.path.abspath(os.fspath(path))  # noqa: PTH100
+        if name not in self._places:
+            self._folder.mkdir(exist_ok=True)
+            self._places[name] = self._folder / f"{len(self._places)}-{Path(name).name}"
+            self._redirected.append(os.fspath(path))
+        return self._places[name]
+
+    def known(self, path: Any) -> Any:
+        """Return the place of a redirected file, or the path itself."""
+        if isinstance(path, (str, os.PathLike)):
+            return self._places.get(os.path.abspath(os.fspath(path)), path)  # noqa: PTH100
+        return path
+
+    def patch_files(self) -> None:
+        """Patch Python's functions that open, rename, copy and remove files."""
+        builtins.open = io.open = self._opening(builtins.open)
+        for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
+            setattr(module, name, self._keeping(getattr(module, name)))
+        # A checkpoint under a temporary name gets its own name later, or is copied.
+        for module, name in (
+            (os, "replace"),
+            (os, "rename"),
+            (shutil, "move"),
+            (shutil, "copy"),
+            (shutil, "copyfile"),
+        ):
+            setattr(module, name, self._renaming(getattr(module, name)))
+
+    def _opening(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+            if isinstance(path, (str, os.PathLike)):
+                writes = any(letter in mode for letter in "wax+")
+                path = self.moved(path) if writes and _matters(Path(path)) else self.known(path)
+            return function(path, mode, *args, **options)
+
+        return call
+
+    def _keeping(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(path, (str, os.PathLike)) and not options and _is_old(Path(path), self._began):
+                self._notes.append(f"{os.fspath(path)} was not removed")
+                return None
+            return function(self.known(path), *args, **options)
+
+        return call
+
+    def _renaming(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
+            if (place := self.known(source)) is source:
+                return function(source, target, *args, **options)
+            self._places[os.path.abspath(os.fspath(target))] = place  # noqa: PTH100
+            return target
+
+        return call
 
 
 def _with_path(
@@ -70,9 +120,12 @@ def _with_path(
     name: str,
     move: Callable[[Any], Any],
     *,
-    skip: Callable[[tuple[Any, ...]], bool] | None = None,
+    skip: str = "",
 ) -> Callable[..., Any]:
-    """Return a function with the path among its arguments moved."""
+    """Return a function with the path among its arguments moved.
+
+    With ``skip``, the name of its first argument, the function does nothing where that has too many bytes.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -80,7 +133,7 @@ def _with_path(
         if not isinstance(path, (str, os.PathLike)):
             return function(*args, **options)
         path = move(path)
-        if skip is not None and skip(args):
+        if skip and _bytes(args[0] if args else options.get(skip)) > _TOO_LARGE:
             return None
         if len(args) > position:
             return function(*args[:position], path, *args[position + 1 :], **options)
@@ -94,4 +147,19 @@ def _bytes(value: Any) -> int:
     import torch
     from torch.utils._pytree import tree_leaves
 
+    if isinstance(value, torch.nn.Module):
+        value = value.state_dict()
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _matters(path: Path) -> bool:
+    """Return true for checkpoints, and for existing files below the program's folder."""
+    return path.suffix in _SUFFIXES or (path.is_file() and path.absolute().is_relative_to(Path.cwd()))
+
+
+def _is_old(path: Path, began: float) -> bool:
+    """Return true if a file, or any file in a folder, was written before a time in seconds."""
+    if not path.absolute().is_relative_to(Path.cwd()) and path.suffix not in _SUFFIXES:
+        return False
+    files = path.rglob("*") if path.is_dir() else [path]
+    return any(file.is_file() and file.stat().st_mtime < began for file in files)

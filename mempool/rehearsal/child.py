@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.run.child import AfterImport
-from mempool.rehearsal import standin
-from mempool.rehearsal.job import POOLS, Job, Outcome
+from mempool.rehearsal import generation, standin
+from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -72,6 +72,7 @@ class Rehearsal:
     def begin(self) -> None:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
         sys.meta_path.insert(0, AfterImport(self._after_import))
+        sys.meta_path.insert(0, AfterImport(generation.end_at_length, generation.MODULES))
         sys.excepthook = self._on_error
         atexit.register(self._finish)
         threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
@@ -98,7 +99,7 @@ class Rehearsal:
         torch.distributions.Distribution.set_default_validate_args(False)
         value_reads.install(self.outcome.value_reads)
         if not self.job.allow_writes:
-            checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected)
+            checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes)
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
@@ -142,7 +143,7 @@ class Rehearsal:
 
         @functools.wraps(compile_)
         def noted(*args: Any, **options: Any) -> Any:
-            if own_line(sys._getframe(1)) and _EAGER not in self.outcome.notes:
+            if own_line(sys._getframe(1), 1) and _EAGER not in self.outcome.notes:
                 self.outcome.notes.append(_EAGER)
             return compile_(*args, **options)
 
@@ -153,6 +154,7 @@ class Rehearsal:
         torch = self._torch
         # Other allocators have neither an observer of requests that fail nor a history.
         own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
+        self._note_settings()
         if own:
             torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         if self.job.limit_bytes is not None:
@@ -166,6 +168,14 @@ class Rehearsal:
             torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
             module_names.attach(torch)
             self._recording = True
+
+    def _note_settings(self) -> None:
+        """Note settings of PyTorch's allocator by which the program replaces those of the job."""
+        wanted = PYTORCH_SETTINGS.get(self.job.allocator)
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            setting = os.environ.get(name, "")
+            if wanted is not None and (wanted not in setting or (not wanted and "expandable" in setting)):
+                self.outcome.notes.append(f"{name}={setting} holds, not the allocator {self.job.allocator}")
 
     # --- steps
 
@@ -248,7 +258,9 @@ class Rehearsal:
         """Note where the main thread is: the program's line, and the innermost function."""
         self._ended = True
         self.outcome.ended = "hang"
-        self.outcome.message = f"no optimizer step within {self.job.timeout:g} s"
+        self.outcome.message = (
+            f"no optimizer step within {self.job.timeout:g} s (--seconds ends programs without)"
+        )
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         self.outcome.line = program_line(frame)
         if frame is not None:

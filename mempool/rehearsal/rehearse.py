@@ -110,7 +110,7 @@ class Stage:
         )
         try:
             code = process.wait()
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a signal that ends this process
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mempool.cli.options import parsed
+from mempool.cli.output import ExitCode, Stop
 from mempool.rehearsal import ALLOCATORS, Machine
 from mempool.rehearsal.job import POOLS
 
@@ -72,6 +73,8 @@ def parse_request(given: dict[str, Any]) -> Request:
         raise typer.BadParameter("--trace is of PyTorch's own allocators; a pool's is `mempool run --record`")
     if given["plan"] is not None and not POOLS.keys() & set(allocators):
         raise typer.BadParameter("--plan is replayed by a pool: say -a mempool")
+    if given["plan"] is not None and not given["plan"].is_file():
+        raise Stop(ExitCode.FILE, f"{given['plan']}: No such file or directory")
     from mempool.hardware.gpu_memory import card
     from mempool.units import parse_memory
 

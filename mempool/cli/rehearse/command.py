@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +79,7 @@ def rehearse(
         ),
     ] = None,
     ranks: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Be the first of so many training processes (DDP, FSDP).")
+        int, typer.Option(min=1, metavar="N", help="Run as rank 0 of N training processes (DDP, FSDP).")
     ] = 1,
     values: Annotated[
         str,
@@ -143,7 +145,7 @@ def rehearse(
             render.show(runs, request, stage.installation)
         if trace is not None and runs[0].history is not None:
             _write_trace(runs[0].history, trace)
-    if any(run.outcome.ended in ("error", "hang", "signal") for run in runs):
+    if any(run.outcome.ended in ("error", "hang", "signal") or not run.measured for run in runs):
         raise Stop(ExitCode.FAILED)
     if not any(run.fits for run in runs):
         raise Stop(ExitCode.NEGATIVE)
@@ -151,7 +153,7 @@ def rehearse(
 
 def _check_program(program: Sequence[str]) -> None:
     """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
-    if program[0].startswith("-") and program[0][:2] != "-m":
+    if program[0].startswith("-") and (program[0][:2] != "-m" or program == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
     if not launch.exists(program[0]):
         raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
@@ -170,6 +172,7 @@ def _stage() -> Iterator[Stage]:
     from mempool.errors import UsageError
     from mempool.rehearsal import open_stage, standin
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if standin.has_gpu():
         error_line("this machine has a GPU, which the rehearsal does not touch")
     with contextlib.ExitStack() as stack:

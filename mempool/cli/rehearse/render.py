@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, plain, table
+from mempool.cli.rehearse.runs import COMPLETE
 from mempool.hardware.gpu_memory import KERNEL_BYTES, card, context_bytes
 from mempool.units import binary
 
@@ -106,7 +107,8 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
 
 def _result(outcome: Outcome, *, limited: bool) -> str:
     if outcome.out_of_memory_in_step is not None:
-        return f"out of memory in step {outcome.out_of_memory_in_step}"
+        handled = ", which the program handled" if outcome.ended in COMPLETE else ""
+        return f"out of memory in step {outcome.out_of_memory_in_step}{handled}"
     if outcome.ended in ("error", "hang", "signal"):
         return outcome.ended
     return "fits" if limited else "ran"
@@ -116,7 +118,13 @@ def _show_holders(holders: dict[str, Any]) -> None:
     for key, name in (("frames", "line"), ("modules", "module")):
         field = key.removesuffix("s")
         rows = [
-            (share[field] or "(none)", binary(share["bytes"]), f"{share['buffers']:,}")
+            (
+                share[field] or "(no Python frame)"
+                if name == "line"
+                else share[field] or "(outside a forward)",
+                binary(share["bytes"]),
+                f"{share['buffers']:,}",
+            )
             for share in holders.get(key, ())
         ]
         if any(share[field] for share in holders.get(key, ())):
@@ -159,8 +167,18 @@ def _needs(outcome: Outcome, gpu: Card) -> int:
 def _caveats(runs: Sequence[Run]) -> Iterator[str]:
     """Yield what the result leaves open: values, checkpoints, an early end."""
     outcome = runs[0].outcome
-    if outcome.ended == "program" and outcome.steps == 0:
+    if not runs[0].measured and outcome.ended in COMPLETE:
+        yield (
+            "no memory was measured: the program's own process held none, and child processes"
+            " are not measured"
+        )
+    elif outcome.ended == "program" and outcome.steps == 0:
         yield "the program ended without an optimizer step"
+    elif outcome.ended == "steps":
+        yield (
+            f"ended after {outcome.steps} steps: later phases, such as an evaluation,"
+            " are not in these numbers"
+        )
     if reads := outcome.value_reads:
         most = sorted(reads, key=lambda place: -reads[place])[:_MOST_READS]
         yield (

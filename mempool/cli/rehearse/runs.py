@@ -35,9 +35,14 @@ class Run:
     history: Path | None
 
     @property
+    def measured(self) -> bool:
+        """Return true if the program's own process held memory of a device."""
+        return self.outcome.peak_reserved_bytes > 0
+
+    @property
     def fits(self) -> bool:
         """Return true if the program ran without a lack of memory."""
-        return self.outcome.ended in COMPLETE and self.outcome.out_of_memory_in_step is None
+        return self.measured and self.outcome.ended in COMPLETE and self.outcome.out_of_memory_in_step is None
 
 
 def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:

@@ -338,14 +338,14 @@ class Ours:
 
 
 class AfterImport:
-    """Import finder that wraps the loader of each framework and calls back after the framework's import.
+    """Import finder that wraps the loader of each framework or module and calls back after its import.
 
     A program may import a framework by importing a package of this project. The package is unusable until its
     import is complete, so the callback then waits until the package is imported too.
     """
 
-    def __init__(self, then: Callable[[str], None]) -> None:
-        self._waiting, self._then = set(ADAPTERS), then
+    def __init__(self, then: Callable[[str], None], names: Sequence[str] = tuple(ADAPTERS)) -> None:
+        self._names, self._waiting, self._then = names, set(names), then
         self._imported: list[str] = []
         self._ours = 0  # modules of this project whose import has begun and not ended
 
@@ -364,11 +364,11 @@ class AfterImport:
 
     def begins(self, name: str) -> None:
         """Count a module whose code is about to run."""
-        self._ours += name not in ADAPTERS
+        self._ours += name not in self._names
 
     def ends(self, name: str, *, fails: bool) -> None:
         """Record that a module's code has run; call back for frameworks unless our own module is loading."""
-        self._ours -= name not in ADAPTERS
+        self._ours -= name not in self._names
         if name in self._waiting and not fails:
             self._waiting.discard(name)
             self._imported.append(name)
