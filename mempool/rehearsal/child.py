@@ -71,16 +71,16 @@ class Rehearsal:
 
     def begin(self) -> None:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
-        sys.meta_path.insert(0, AfterImport(self._after_import))
-        sys.meta_path.insert(0, AfterImport(generation.end_at_length, generation.MODULES))
+        sys.meta_path.insert(0, AfterImport(self._after_import, ("torch", *generation.MODULES)))
         sys.excepthook = self._on_error
         atexit.register(self._finish)
         threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
 
     # --- PyTorch
 
-    def _after_import(self, framework: str) -> None:
-        if framework != "torch":
+    def _after_import(self, name: str) -> None:
+        if name != "torch":
+            generation.end_at_length(name)
             return
         import torch
 
