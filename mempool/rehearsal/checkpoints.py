@@ -97,7 +97,9 @@ class _Redirection:
         @functools.wraps(function)
         def call(path: Any, *args: Any, **options: Any) -> Any:
             if isinstance(path, (str, os.PathLike)) and not options and _is_old(Path(path), self._began):
-                self._notes.append(f"{os.fspath(path)} was not removed")
+                note = f"{os.fspath(path)} was not removed"
+                if note not in self._notes:
+                    self._notes.append(note)
                 return None
             return function(self.known(path), *args, **options)
 

@@ -259,13 +259,15 @@ class Rehearsal:
         self._ended = True
         self.outcome.ended = "hang"
         self.outcome.message = (
-            f"no optimizer step within {self.job.timeout:g} s (--seconds ends programs without)"
+            f"no optimizer step within {self.job.timeout:g} s"
         )
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         self.outcome.line = program_line(frame)
         if frame is not None:
             code = frame.f_code
             self.outcome.message += f", in {code.co_name} of {code.co_filename}:{frame.f_lineno}"
+        if self.outcome.steps == 0:
+            self.outcome.message += "; --seconds N ends a program without an optimizer"
 
     def _on_out_of_memory(self, *_: int) -> None:
         """Note the first request that fails, whether or not the program goes on."""
