@@ -50,7 +50,7 @@ def rehearse(cli: Cli, options: str, script: str, arguments: str = "", *, code: 
     return json.loads(cli.run(f"rehearse --json {options} {program} {arguments}", code=code)[0])
 
 
-def test_each_allocator_and_batch_size_reports_what_pytorch_reports(cli: Cli) -> None:
+def test_reserved_bytes_of_each_allocator_and_batch_size_equal_pytorch_statistics(cli: Cli) -> None:
     report = Path("report.txt").absolute()
     options = "--card 'RTX 4090' --limit 200MiB -a native,mempool --vary batch_size=64,16384"
     runs = rehearse(cli, options, "loop.py", f"--batch_size=8 --report={report}")
@@ -81,7 +81,9 @@ def test_each_allocator_and_batch_size_reports_what_pytorch_reports(cli: Cli) ->
 
 
 def test_trace_of_a_rehearsal_has_its_peak(cli: Cli) -> None:
-    run = rehearse(cli, "-a expandable --limit 200MiB --steps 2 --trace step.trace", "loop.py", "--report=report.txt")
+    run = rehearse(
+        cli, "-a expandable --limit 200MiB --steps 2 --trace step.trace", "loop.py", "--report=report.txt"
+    )
     assert (run["steps"], run["fits"]) == (2, True)
     info = cli.answer("info step.trace --frames")
     assert 0.99 * run["peak_allocated_bytes"] < info["peak_load_bytes"] <= run["peak_allocated_bytes"]
