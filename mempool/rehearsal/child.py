@@ -152,11 +152,20 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
-        # Other allocators have neither an observer of requests that fail nor a history.
+        # Other allocators have neither an observer of requests that fail nor a history. Their errors are noted
+        # as Python makes them.
         own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
         self._note_settings()
         if own:
             torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
+        else:
+            make = torch.OutOfMemoryError.__init__
+
+            def note(error: BaseException, *message: object) -> None:
+                make(error, *message)
+                self._on_out_of_memory()
+
+            torch.OutOfMemoryError.__init__ = note
         if self.job.limit_bytes is not None:
             for device in range(torch.cuda.device_count()):
                 total = torch.cuda.get_device_properties(device).total_memory

@@ -48,7 +48,7 @@ def test_written_library_reads_back_its_functions_and_libraries(
         assert elf.read_imports(path) == (libraries, {HANDLER})
 
 
-def test_imports_and_exports_of_a_linked_library_are_those_that_the_loader_finds() -> None:
+def test_loader_finds_each_import_and_export_of_a_linked_library() -> None:
     path = Path(_ctypes.__file__)
     needed, imported = elf.read_imports(path)
     assert [name for name in needed if name.startswith("libc.so")]

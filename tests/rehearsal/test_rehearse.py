@@ -50,7 +50,7 @@ def rehearse(cli: Cli, options: str, script: str, arguments: str = "", *, code: 
     return json.loads(cli.run(f"rehearse --json {options} {program} {arguments}", code=code)[0])
 
 
-def test_each_allocator_and_batch_size_reports_what_pytorch_reports(cli: Cli) -> None:
+def test_reserved_bytes_of_each_allocator_and_batch_size_equal_pytorch_statistics(cli: Cli) -> None:
     report = Path("report.txt").absolute()
     options = "--card 'RTX 4090' --limit 200MiB -a native,mempool --vary batch_size=64,16384"
     runs = rehearse(cli, options, "loop.py", f"--batch_size=8 --report={report}")
@@ -130,6 +130,7 @@ def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(
         ("out of memory", 1, 1),
         ("steps", 4, 0),
     ]
+    runs.append(rehearse(cli, "--card T4 -a mempool", "-m package.train", "how=caught", code=1))
     for run in runs:
         assert (run["fits"], run["out_of_memory_in_step"]) == (False, 2)
         assert ends(run["line"], "package/train.py", "too much")

@@ -101,7 +101,7 @@ def test_variation_is_a_name_with_values() -> None:
         ("-c 'import torch'", "a rehearsal is of a script or of -m MODULE, not of -c"),
     ],
 )
-def test_option_that_makes_no_sense_is_one_line_with_its_name(
+def test_senseless_option_is_refused_in_a_line_with_its_name(
     cli: Cli, script: Path, options: str, says: str
 ) -> None:
     assert says in cli.error(f"rehearse {options} {SCRIPT}", code=2)
@@ -126,13 +126,13 @@ def test_missing_files_are_named(cli: Cli, script: Path) -> None:
 # --- what has to be installed
 
 
-def test_missing_pytorch_is_one_line(cli: Cli, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pytorch_is_named_in_a_line(cli: Cli, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     says = cli.error(f"rehearse {SCRIPT}", code=4)
     assert says == "mempool: a rehearsal needs PyTorch: pip install torch\n"
 
 
-def test_pytorch_without_cuda_is_one_line_with_version_and_place(
+def test_pytorch_without_cuda_is_named_with_version_and_place(
     cli: Cli, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = install_fake(script.parent, monkeypatch, "2.11.0+cpu", None)
@@ -153,7 +153,7 @@ def test_installation_has_the_versions_of_pytorch_cuda_and_cudnn(
     assert find_installation().cudnn == 91900
 
 
-def test_damaged_library_of_pytorch_is_one_line_with_its_name(
+def test_damaged_library_of_pytorch_is_refused_with_its_name(
     cli: Cli, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = install_fake(script.parent, monkeypatch, "2.11.0+cu130", "13.0")

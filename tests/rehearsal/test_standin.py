@@ -87,7 +87,7 @@ def test_random_values_are_0_or_1_in_every_eighth_byte(cuda: Cuda) -> None:
 
 
 @on_standin("values=copied")
-def test_copied_values_are_those_of_fills_and_of_copies_of_any_size(cuda: Cuda) -> None:
+def test_copied_values_come_from_fills_and_from_copies_of_any_size(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", 2 * MIB), bytes(range(256)) * 4096
     cuda.do("cudaMemcpy", block, data, MIB, TO_DEVICE)
     cuda.do("cudaMemset", block + MIB, 7, MIB)
@@ -95,7 +95,7 @@ def test_copied_values_are_those_of_fills_and_of_copies_of_any_size(cuda: Cuda) 
 
 
 @on_standin()
-def test_large_copies_to_the_host_are_zero_without_becoming_resident(cuda: Cuda) -> None:
+def test_large_copies_to_the_host_are_zero_without_resident_pages(cuda: Cuda) -> None:
     """Only the first and the last page, which the copy shares with other data, are written."""
     size, edge, page = 16 * MIB, 100, mmap.PAGESIZE
     host = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -266,7 +266,7 @@ def test_nvml_counts_devices_and_their_memory_in_use(cuda: Cuda) -> None:
     assert cuda.code("nvmlDeviceGetHandleByIndex_v2", 2, ctypes.byref(ctypes.c_uint64())) == 2
 
 
-def test_settings_that_do_not_exist_end_the_process_with_their_name() -> None:
+def test_unknown_settings_end_the_process_with_their_name() -> None:
     from mempool.rehearsal.standin import LIBRARY
 
     bad = [
