@@ -20,7 +20,7 @@ _TOO_LARGE = 1 << 30
 
 
 def redirect(folder: Path, redirected: list[str], notes: list[str]) -> None:
-    """Write checkpoints, and all files that exist already, into a folder; reads find them there.
+    """Write checkpoints, and what would write over a file, into a folder; reads find them there.
 
     Files from before the rehearsal are not removed either.
 
@@ -88,7 +88,7 @@ class _Redirection:
         def call(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
             if isinstance(path, (str, os.PathLike)):
                 writes = any(letter in mode for letter in "wax+")
-                path = self.moved(path) if writes and _matters(Path(path)) else self.known(path)
+                path = self.moved(path) if writes and _matters(Path(path), mode) else self.known(path)
             return function(path, mode, *args, **options)
 
         return call
@@ -154,9 +154,11 @@ def _bytes(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _matters(path: Path) -> bool:
-    """Return true for checkpoints, and for existing files below the program's folder."""
-    return path.suffix in _SUFFIXES or (path.is_file() and path.absolute().is_relative_to(Path.cwd()))
+def _matters(path: Path, mode: str) -> bool:
+    """Return true for checkpoints, and for files below the program's folder that would be written over."""
+    return path.suffix in _SUFFIXES or (
+        "w" in mode and path.is_file() and path.absolute().is_relative_to(Path.cwd())
+    )
 
 
 def _is_old(path: Path, began: float) -> bool:

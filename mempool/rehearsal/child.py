@@ -267,9 +267,7 @@ class Rehearsal:
         """Note where the main thread is: the program's line, and the innermost function."""
         self._ended = True
         self.outcome.ended = "hang"
-        self.outcome.message = (
-            f"no optimizer step within {self.job.timeout:g} s"
-        )
+        self.outcome.message = f"no optimizer step within {self.job.timeout:g} s"
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         self.outcome.line = program_line(frame)
         if frame is not None:
