@@ -229,8 +229,8 @@ def test_script_holds_a_former_output_only_if_the_loop_does(
     outputs: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "answers.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
-    found = fit_json("answers.py")
+    (tmp_path / "assistant.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
+    found = fit_json("assistant.py")
     assert found["mode"] == "inference"
     floats = found["peak_bytes"] // 4
     assert floats // 5_000_000 == outputs + 1  # the inputs
