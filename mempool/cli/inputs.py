@@ -36,11 +36,17 @@ def read_file(path: Path, **options: Any) -> InputFile:
 
 
 def print_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
-    """Write one line to stderr about omitted events, if any were omitted."""
-    if skipped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.most_common())
-        events = "event" if skipped.total() == 1 else "events"
-        error_line(f"{path}: {skipped.total():,} {events} left out: {reasons}")
+    """Write a line to stderr about omitted events, and a line about corrected ones, if there are any."""
+    if not skipped:
+        return
+    from traces.formats.chrome import CORRECTED
+
+    counts = skipped.most_common()
+    for verb, corrected in (("left out", False), ("corrected", True)):
+        found = [(reason, count) for reason, count in counts if (reason in CORRECTED) is corrected]
+        if total := sum(count for _, count in found):
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in found)
+            error_line(f"{path}: {total:,} {'event' if total == 1 else 'events'} {verb}: {reasons}")
 
 
 def require_history(path: Path, given: InputFile) -> None:

@@ -174,7 +174,7 @@ def card(name: str) -> Card:
         raise UsageError(f"there are several sizes of {name!r}: {', '.join(sizes)}")
     keys = {key: gpu.name for gpu in CARDS for key in _keys(gpu.name)}
     near = dict.fromkeys(keys[key] for key in difflib.get_close_matches(wanted, keys, n=4, cutoff=0.5))
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(_CARDS)}"
+    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(_CARDS)}."
     other = "Any other: --limit 24GiB, say, with the memory that nvidia-smi tells"
     raise UsageError(f"no card {name!r}; {hint} {other}")
 

@@ -62,7 +62,7 @@ def test_usable_card_memory_is_within_a_tenth_of_the_advertised_memory(one) -> N
         ("RTX 9999 1TB", "Any other: --limit 24GiB"),
         ("RTX 4091", "did you mean RTX 4090"),
         ("", "there are GTX"),
-        ("toaster", "no card 'toaster'"),
+        ("toaster", r"no card 'toaster'; there are GTX.*MI300X\. Any other: --limit"),
     ],
 )
 def test_unknown_card_names_the_nearest(text: str, reason: str) -> None:

@@ -66,7 +66,9 @@ def test_accumulation_by_a_library_is_estimated(fitted: Any, library: str, text:
     assert any(note in line for line in often["warnings"])
     assert not any("add up" in line for line in once["warnings"])
     assert once["caveats"] == often["caveats"] == []
-    assert fitted(text, "--accumulate", "1", "--", "4")["peak_bytes"] == once["peak_bytes"]
+    asked = fitted(text, "--accumulate", "1", "--", "4")
+    assert asked["peak_bytes"] == once["peak_bytes"]
+    assert [line for line in asked["warnings"] if "add up: tried with 1, as --accumulate says" in line]
 
 
 def test_accelerator_without_accumulate_block_does_not_accumulate(fitted: Any) -> None:

@@ -38,6 +38,9 @@ def job():
     return Job(lambda: nn.Linear(100, 500), lambda b: ((torch.zeros(b, 100),), {}), 64,
                optimizer="sgd+momentum", loss="cross-entropy", dtype="bf16")
 
+def function_of_batch():
+    return {"model": nn.Linear(100, 500), "inputs": lambda batch: torch.zeros(batch, 100), "batch": 64}
+
 def wrong(batch=64):
     return plain(batch) | {"loss": "cross-entropi"}
 
@@ -65,6 +68,12 @@ def test_names_in_a_function_mean_the_same_as_on_the_command_line(
         assert answer["by_class_bytes"]["optimizer_state"] == 196 * 512 + 2 * 512
         assert answer["warnings"] == []
     assert named["peak_bytes"] - options["peak_bytes"] in (0, inputs, 2 * inputs)
+
+
+def test_inputs_may_be_a_function_of_the_batch(folder: Path, fit_json: Any) -> None:
+    for options in ((), ("--batch", "8")):
+        peak = fit_json("made.py:function_of_batch", *options)["peak_bytes"]
+        assert peak == fit_json("made.py:plain", *options)["peak_bytes"]
 
 
 def test_loss_by_name_takes_no_labels(folder: Path, fit_json: Any) -> None:

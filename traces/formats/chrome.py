@@ -55,6 +55,10 @@ _FUNCTION = re.compile(r"(.*\.py)\((\d+)\): ")
 _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 #: The operation of the buffer that stands for memory from before the recording.
 BEFORE = "allocated before the recording"
+WRONG_TIME = "a time that contradicts the order of the events"
+WRONG_TOTAL = "'Total Reserved' is less than 'Total Allocated'"
+#: Reasons to reject an event that a lenient reader keeps with a corrected field, instead of leaving it out.
+CORRECTED = frozenset({WRONG_TIME, WRONG_TOTAL})
 #: Columns of an event while a file is read; ``order`` is the profiler's event index, -1 where unknown.
 _MEMORY = ("time", "thread", "device", "address", "size", "row", "kind", "order", "allocated", "reserved")
 _EVENT, _REFUSED, _STEP = range(3)
@@ -80,8 +84,8 @@ def read_chrome(
 
     Args:
         path: the file, plain or compressed by gzip.
-        skipped: receives the counts of invalid events, which are left out, by reason; None: the first is an
-            error.
+        skipped: receives the counts of invalid events, which are left out or `CORRECTED`, by reason; None:
+            the first is an error.
         progress: as of `traces.read.read`.
 
     Raises:
@@ -271,14 +275,14 @@ class _Seen:
         allocated, reserved = (memory[:, _MEMORY.index(name)] for name in ("allocated", "reserved"))
         wrong = (reserved > 0) & (reserved < allocated)
         for row in memory[wrong, _MEMORY.index("row")].tolist():
-            self.log.reject(TraceError("'Total Reserved' is less than 'Total Allocated'"), row)
+            self.log.reject(TraceError(WRONG_TOTAL), row)
         memory[wrong, _MEMORY.index("reserved")] = allocated[wrong]
 
     def _in_order(self, memory: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sort rows by their times, and reject times that contradict the order in which events happened."""
         lost = self._lost_times(memory)
         for row in memory[lost, _MEMORY.index("row")].tolist():
-            self.log.reject(TraceError("a time that contradicts the order of the events"), row)
+            self.log.reject(TraceError(WRONG_TIME), row)
         # If such times are tolerated, the order of the file decides: an event gets the time of its thread's
         # last event.
         time, thread = np.where(lost, 0, memory[:, 0]), memory[:, _MEMORY.index("thread")]

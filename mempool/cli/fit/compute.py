@@ -28,7 +28,7 @@ from mempool.torch.estimate.result import WITHOUT_LOSS
 from mempool.torch.estimate.sources.model_discovery import Scripts, find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
 from mempool.torch.estimate.sources.scripts import BrokenScriptError, fake_execution
-from mempool.torch.estimate.sources.targets import Sizes
+from mempool.torch.estimate.sources.targets import TRIED_WITH_TWO, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +124,8 @@ def _fit_size(
     without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
     warnings_ = [text for text in fitted.warnings if text != SUMMED or not without]
     fitted = replace(
-        fitted, warnings=[*target.warnings, *request.notes, *target.notes, *warnings_, *check.notes()]
+        fitted,
+        warnings=[*target.warnings, *request.notes, *_notes(request, target), *warnings_, *check.notes()],
     )
     return SizeResult(fitted.restricted(caveats), job, target, image)
 
@@ -171,6 +172,14 @@ def _timed(job: Job) -> Trace:
     rates = rates_of(job.card or DEFAULT, job.capability)
     trace = run(job, 3, clock=Roofline(rates).nanoseconds)
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
+
+
+def _notes(request: FitRequest, target: Target) -> list[str]:
+    """Return the target's notes, of which the one on accumulation names the batches of ``--accumulate``."""
+    if (batches := request.job.get("accumulate")) is None:
+        return list(target.notes)
+    tried = f": tried with {batches:,}, as --accumulate says"
+    return [note.replace(TRIED_WITH_TWO, tried) for note in target.notes]
 
 
 def _job(request: FitRequest, target: Target, batch: int | None) -> Job:

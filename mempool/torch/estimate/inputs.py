@@ -22,6 +22,11 @@ def call_arguments(given: Any) -> Arguments:
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
 
+def is_function(given: Any) -> bool:
+    """Return whether inputs are a function of the batch's size; a tensor is none, nor a mapping."""
+    return callable(given) and not isinstance(given, (torch.Tensor, Mapping))
+
+
 def batch_of(*given: Any, dim: int = 0) -> int | None:
     """Return the size of a dimension of the first tensor of sufficient rank; None without such a tensor."""
     for leaf in pytree.tree_leaves(given):
@@ -39,7 +44,7 @@ def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[in
         batch: size of the batch dimension of the examples.
         batch_dim: index of the batch dimension; for tensors with fewer dimensions the first one.
     """
-    if callable(given) and not isinstance(given, torch.Tensor):
+    if is_function(given):
         made: Callable[[int], Any] = given
         return made
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mempool.errors import UsageError
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import EAGER, is_compiled
-from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, resizable
+from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, is_function, resizable
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.sources import transformers_models
 from mempool.torch.estimate.sources.optimizers_and_losses import resolve_names
@@ -212,6 +212,10 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
         return replace(_with_own_inputs(model, title, make, sizes), attributes=attributes, notes=notes)
     uses = frozenset(taken.values()) - {"batch"}
     seq = sizes.seq or defaults.get("seq")
+    if "batch" not in taken.values() and is_function(inputs):
+        batch = attributes.pop("batch", None)
+        examples = _examples(lambda size: _arguments_of(inputs, size))
+        return Target(title, make, examples, batch, seq, uses, attributes, notes)
     if "batch" not in taken.values():
         return replace(
             _example_target(call_arguments(inputs), title, make),
@@ -220,8 +224,13 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
             uses=uses,
             notes=notes,
         )
-    examples = _examples(lambda batch: call_arguments(_parts(called(batch), name)[1]))
+    examples = _examples(lambda batch: _arguments_of(_parts(called(batch), name)[1], batch))
     return Target(title, make, examples, defaults.get("batch"), seq, uses, attributes, notes)
+
+
+def _arguments_of(inputs: Any, batch: int) -> Arguments:
+    """Return a call's arguments from example inputs or from a function of the batch's size."""
+    return call_arguments(inputs(batch) if is_function(inputs) else inputs)
 
 
 def _compiled(model: nn.Module) -> tuple[str, ...]:

@@ -52,6 +52,10 @@ class Sizes:
     main: bool = False
 
 
+#: End of the note on accumulated gradients: two batches show the peak, unless ``--accumulate`` is given.
+TRIED_WITH_TWO = ": tried with two"
+
+
 @dataclass(frozen=True)
 class Target:
     """A model to try with inputs.
@@ -157,7 +161,7 @@ def _notes(record: CallRecord, spec: ModelSpec) -> Iterator[str]:
         )
     if record.accumulation is not None:
         where, batches = record.accumulation.where, record.accumulation.batches
-        yield f"{where} lets gradients of {batches:,} batches add up: tried with two"
+        yield f"{where} lets gradients of {batches:,} batches add up{TRIED_WITH_TWO}"
 
 
 def _lines(lines: list[str]) -> str:
