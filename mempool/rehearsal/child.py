@@ -280,7 +280,9 @@ class Rehearsal:
         """Note the first request that fails, whether or not the program goes on."""
         if self.outcome.out_of_memory_in_step is None:
             self.outcome.out_of_memory_in_step = self.outcome.steps + 1
-            self.outcome.line = program_line(sys._getframe(1))
+            # A thread of the backward pass has no Python frame of its own; the main thread waits for it.
+            frame = sys._getframe().f_back or sys._current_frames().get(threading.main_thread().ident or 0)
+            self.outcome.line = program_line(frame)
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._torch is not None and isinstance(error, self._torch.OutOfMemoryError):

@@ -137,6 +137,12 @@ def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(
     assert "Tried to allocate 20.00 GiB" in runs[0]["message"]
 
 
+def test_lack_of_memory_in_a_backward_pass_has_the_line_that_calls_the_pass(cli: Cli) -> None:
+    run = rehearse(cli, "--limit 10GiB", "backward.py", code=1)
+    assert (run["ended"], run["out_of_memory_in_step"]) == ("out of memory", 1)
+    assert ends(run["line"], "backward.py", "too much")
+
+
 @pytest.mark.parametrize(
     ("how", "ended", "message"),
     [("error", "error", "ValueError: no such file"), ("hang", "hang", "no optimizer step within 1 s, in ")],

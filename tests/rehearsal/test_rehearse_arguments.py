@@ -93,6 +93,7 @@ def test_variation_is_a_name_with_values() -> None:
         ("--limit much", "--limit: "),
         ("--trace t.parquet -a native,async", "--trace is of one run"),
         ("--trace t.parquet --vary n=1", "--trace is of one run"),
+        ("--trace t.parquet -a async", "--trace is of native or expandable"),
         ("--trace t.parquet -a mempool", "--trace is of PyTorch's own allocators"),
         ("--plan p.plan", "--plan is replayed by a pool: say -a mempool"),
         ("--steps 0", "'--steps'"),

@@ -71,6 +71,8 @@ def parse_request(given: dict[str, Any]) -> Request:
         raise typer.BadParameter("--trace is of one run: name one allocator, and no --vary")
     if given["trace"] is not None and allocators[0] in POOLS:
         raise typer.BadParameter("--trace is of PyTorch's own allocators; a pool's is `mempool run --record`")
+    if given["trace"] is not None and allocators[0] == "async":
+        raise typer.BadParameter("--trace is of native or expandable: PyTorch keeps no history of async")
     if given["plan"] is not None and not POOLS.keys() & set(allocators):
         raise typer.BadParameter("--plan is replayed by a pool: say -a mempool")
     if given["plan"] is not None and not given["plan"].is_file():
