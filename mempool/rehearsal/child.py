@@ -152,8 +152,8 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
-        # Other allocators have neither an observer of requests that fail nor a history. Their errors are noted
-        # as Python makes them.
+        # Other allocators have neither an observer of requests that fail nor a history. Their errors are
+        # noted as Python makes them.
         own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
         self._note_settings()
         if own:
