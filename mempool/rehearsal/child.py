@@ -85,6 +85,7 @@ class Rehearsal:
         import torch
 
         self._torch = torch
+        self._last_step = time.monotonic()  # the import has no part in the time without a step
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         from mempool.rehearsal import checkpoints, ranks, value_reads

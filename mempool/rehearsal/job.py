@@ -87,7 +87,7 @@ class Outcome:
         notes: further sentences for the user.
         seconds: host seconds of the run.
         host_bytes: largest resident host memory of the process.
-        step_peaks: peak of allocated bytes of each step.
+        step_peaks: peak of allocated bytes up to the end of each step.
     """
 
     allocator: str

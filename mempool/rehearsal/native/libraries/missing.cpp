@@ -20,8 +20,15 @@ constexpr Family kFamilies[] = {{"cublasLt", 15}, {"cublas", 15}, {"cudnn", 3000
 
 }  // namespace
 
-// Say once, in one line, which function is missing. Returns the library's status for unsupported functions.
-EXPORTED int mempool_standin_missing(const char* function) {
+// Say once, in one line, which function is missing. Returns the library's status for unsupported functions; functions that
+// return a text, by their names, get one.
+EXPORTED std::intptr_t mempool_standin_missing(const char* function) {
+  for (const char* const ending : {"String", "Name"}) {
+    const std::size_t length = std::strlen(function), tail = std::strlen(ending);
+    if (length > tail && std::strcmp(function + length - tail, ending) == 0) {
+      return reinterpret_cast<std::intptr_t>("unsupported by the stand-in");
+    }
+  }
   static std::mutex mutex;
   static std::set<std::string> told;
   const std::lock_guard<std::mutex> guard(mutex);
