@@ -100,8 +100,10 @@ struct Contents {
   }
   template <typename T>
   T value(int name, T otherwise) const {
-    const std::vector<T> found = values<T>(name);
-    return found.empty() ? otherwise : found[0];
+    const Attribute* const found = find(name);
+    T into = otherwise;
+    if (found != nullptr && found->values.size() >= sizeof(T)) std::memcpy(&into, found->values.data(), sizeof(T));
+    return into;
   }
   Attribute& at(int name) {
     for (Attribute& attribute : attributes) {
