@@ -64,7 +64,7 @@ def test_the_source_distribution_holds_the_repository(built: Path, tracked: set[
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(built: Path, tracked: set[str]) -> None:
-    """Python files, stubs, markers, three native modules, the stand-in for CUDA and the licence: no native source, test or page."""
+    """Python files, stubs, markers, native modules, the stand-in and the licence: no source, test or page."""
     with zipfile.ZipFile(only(built, "*.whl")) as archive:
         names = set(archive.namelist())
     ours = {name for name in tracked if name.split("/")[0] in PACKAGES}
