@@ -17,10 +17,15 @@ struct Thread {
   std::vector<Context*> contexts;
 };
 
+inline std::list<Thread>* const threads = new std::list<Thread>;  // never destroyed either
+
 // The calling thread's state. Never destroyed, because destructors of static objects call the driver after the objects of
 // the main thread are gone.
 inline Thread& self() {
-  thread_local Thread* const kept = new Thread;
+  thread_local Thread* const kept = [] {
+    const std::lock_guard<std::recursive_mutex> guard(gpu->mutex);
+    return &threads->emplace_back();
+  }();
   Thread& thread = *kept;
   if (thread.generation != gpu->generation) thread = Thread{gpu->generation, kGlobal, {}};
   return thread;
