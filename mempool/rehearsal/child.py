@@ -110,7 +110,7 @@ class Rehearsal:
                 device="cuda", memory=POOLS[self.job.allocator], plan=self.job.plan
             )
             self._pool.leave_open_at_exit()
-        after_initialization(torch, self._after_cuda)
+        torch.cuda._lazy_call(self._after_cuda)
 
     def _keep_peaks(self, torch: Any) -> None:
         """Measure the peaks before the program resets them."""
@@ -203,13 +203,13 @@ class Rehearsal:
         waiting = any(id(other) not in self._steps for other in self._optimizers)
         fewest, most = 0 if waiting else min(self._steps.values()), max(self._steps.values())
         if fewest >= self.job.steps or most >= 16 * self.job.steps:
-            self._end("steps")
+            self._end()
 
-    def _end(self, reason: str) -> None:
+    def _end(self) -> None:
         """Raise the end of the program, from the thread that trains."""
         self._ended = True
         self._last_step = time.monotonic()
-        self.outcome.ended = reason
+        self.outcome.ended = "steps"
         self._ignored += 1
         if self._ignored > _MOST_IGNORED:
             self._leave()
@@ -325,11 +325,6 @@ class Rehearsal:
         sys.stderr.flush()
         self._finish()
         os._exit(self.outcome.exit_code)
-
-
-def after_initialization(torch: Any, then: Any) -> None:
-    """Call a function once, right after PyTorch's lazy initialization of CUDA."""
-    torch.cuda._lazy_call(then)
 
 
 def own_line(frame: FrameType, number: int) -> str:

@@ -112,6 +112,16 @@ class Outcome:
     host_bytes: int = 0
     step_peaks: list[int] = field(default_factory=list)
 
+    @property
+    def complete(self) -> bool:
+        """Return true if the program's memory is that of a whole run."""
+        return self.ended in ("steps", "seconds", "program")
+
+    @property
+    def failed(self) -> bool:
+        """Return true if the program ended by neither the rehearsal, itself, nor a lack of memory."""
+        return not self.complete and self.ended != "out of memory"
+
     def write(self, path: Path) -> None:
         """Write the outcome to a file."""
         path.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")

@@ -115,7 +115,7 @@ def test_code_for_aarch64_reaches_the_name_and_the_handler(at: int, text: int, p
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no code for this machine")
 def test_written_functions_return_0_or_the_status_of_their_family_and_are_named_once(tmp_path: Path) -> None:
-    """Of many functions, which share chains of the hash table, the loader finds each."""
+    """The loader finds each of many functions, which share chains of the hash table."""
     statuses = {
         "cublasLtMatmulNew": 15,
         "cublasGetNew": 15,

@@ -14,21 +14,22 @@ import typer
 from mempool.cli.fit.command import complete_cards
 from mempool.cli.output import ExitCode, Stop, error_line, print_json
 from mempool.cli.output_files import write_obstacle
-from mempool.cli.run import exec as launch
+from mempool.cli.run.command import check_files
+from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mempool.offline import InputFile
     from mempool.rehearsal import Stage
-
-#: Allocators of `mempool.rehearsal.ALLOCATORS`, which are not imported for the command line's completion.
-_ALLOCATORS = ("native", "expandable", "async", "mempool", "mempool-growing")
 
 
 def complete_allocators(incomplete: str) -> list[str]:
     """Return names of allocators with a prefix, after those that are named already."""
+    from mempool.rehearsal import ALLOCATORS
+
     named, _, last = incomplete.rpartition(",")
-    return [",".join(filter(None, (named, name))) for name in _ALLOCATORS if name.startswith(last)]
+    return [",".join(filter(None, (named, name))) for name in ALLOCATORS if name.startswith(last)]
 
 
 def rehearse(
@@ -143,9 +144,9 @@ def rehearse(
             print_json(objects if request.several else objects[0])
         else:
             render.show(runs, request, stage.installation)
-        if trace is not None and runs[0].history is not None:
-            _write_trace(runs[0].history, trace)
-    if any(run.outcome.ended in ("error", "hang", "signal") or not run.measured for run in runs):
+        if trace is not None and runs[0].recording is not None:
+            _write_trace(runs[0].recording, trace)
+    if any(run.outcome.failed or not run.measured for run in runs):
         raise Stop(ExitCode.FAILED)
     if not any(run.fits for run in runs):
         raise Stop(ExitCode.NEGATIVE)
@@ -155,12 +156,8 @@ def _check_program(program: Sequence[str]) -> None:
     """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
     if program[0].startswith("-") and (program[0][:2] != "-m" or program == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
-    if not launch.exists(program[0]):
-        raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
-    if (hidden := launch.hidden_by(program)) is not None:
-        name, file = hidden
-        raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
-    if launch.is_torchrun(program):
+    check_files(program)
+    if is_torchrun(program):
         raise Stop(
             ExitCode.USAGE, "torchrun starts several processes: rehearse the script itself, with --ranks N"
         )
@@ -183,10 +180,8 @@ def _stage() -> Iterator[Stage]:
         yield stage
 
 
-def _write_trace(history: Path, path: Path) -> None:
-    from mempool.offline import read_input
+def _write_trace(recording: InputFile, path: Path) -> None:
     from traces.formats.parquet import write_trace
 
-    trace = read_input(history, whole=True).whole_trace
-    assert trace is not None
-    write_trace(trace, path)
+    assert recording.whole_trace is not None
+    write_trace(recording.whole_trace, path)

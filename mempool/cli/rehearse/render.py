@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output import console, plain, table
-from mempool.cli.rehearse.runs import COMPLETE
 from mempool.hardware.gpu_memory import KERNEL_BYTES, card, context_bytes
 from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.cli.rehearse.runs import Run
     from mempool.hardware.gpu_memory import Card
+    from mempool.offline import InputFile
     from mempool.rehearsal import Outcome
     from mempool.rehearsal.standin import Installation
 
@@ -60,18 +59,16 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
     }
     if request.vary is not None:
         values[request.vary[0]] = run.value
-    if run.history is not None:
-        values |= _holders(run.history, outcome.device)
+    if run.recording is not None:
+        values |= _holders(run.recording, outcome.device)
     return values
 
 
-def _holders(history: Path, device: int) -> dict[str, Any]:
+def _holders(recording: InputFile, device: int) -> dict[str, Any]:
     """Return who holds the bytes at the peak, by source line and by module."""
     from mempool.cli.info import memory_use
-    from mempool.offline import read_input
 
-    given = read_input(history, whole=True, device=device)
-    found = memory_use.answer(given, _MOST_HOLDERS, frames=True, device=device)
+    found = memory_use.answer(recording, _MOST_HOLDERS, frames=True, device=device)
     if not found:
         return {}
     return {name: found[0].get(name, []) for name in ("frames", "modules")}
@@ -99,17 +96,17 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
     header = (*vary, "allocator", "steps", "peak allocated", "peak reserved", "on the device", "result")
     title = f"{' '.join(request.program)} on {device}{limit} (PyTorch {installation.version})"
     table(title, header, rows, fold=len(header) - 1)
-    if runs[0].history is not None:
-        _show_holders(_holders(runs[0].history, runs[0].outcome.device))
+    if runs[0].recording is not None:
+        _show_holders(_holders(runs[0].recording, runs[0].outcome.device))
     for sentence in (*_verdict(runs, request), *_caveats(runs)):
         console().print(plain(sentence))
 
 
 def _result(outcome: Outcome, *, limited: bool) -> str:
     if outcome.out_of_memory_in_step is not None:
-        handled = ", which the program handled" if outcome.ended in COMPLETE else ""
+        handled = ", which the program handled" if outcome.complete else ""
         return f"out of memory in step {outcome.out_of_memory_in_step}{handled}"
-    if outcome.ended in ("error", "hang", "signal"):
+    if outcome.failed:
         return outcome.ended
     return "fits" if limited else "ran"
 
@@ -167,7 +164,7 @@ def _needs(outcome: Outcome, gpu: Card) -> int:
 def _caveats(runs: Sequence[Run]) -> Iterator[str]:
     """Yield what the result leaves open: values, checkpoints, an early end."""
     outcome = runs[0].outcome
-    if not runs[0].measured and outcome.ended in COMPLETE:
+    if not runs[0].measured and outcome.complete:
         yield (
             "no memory was measured: the program's own process held none, and child processes"
             " are not measured"

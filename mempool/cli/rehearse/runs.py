@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mempool.cli.rehearse.arguments import Request
+    from mempool.offline import InputFile
     from mempool.rehearsal import Outcome, Stage
-
-#: Ends of a program at which its memory is that of a whole run.
-COMPLETE = ("steps", "seconds", "program")
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,15 @@ class Run:
     outcome: Outcome
     history: Path | None
 
+    @functools.cached_property
+    def recording(self) -> InputFile | None:
+        """The history as `mempool info` reads it, of the fullest device; None without one."""
+        if self.history is None:
+            return None
+        from mempool.offline import read_input
+
+        return read_input(self.history, whole=True, device=self.outcome.device)
+
     @property
     def measured(self) -> bool:
         """Return true if the program's own process held memory of a device."""
@@ -42,7 +50,7 @@ class Run:
     @property
     def fits(self) -> bool:
         """Return true if the program ran without a lack of memory."""
-        return self.measured and self.outcome.ended in COMPLETE and self.outcome.out_of_memory_in_step is None
+        return self.measured and self.outcome.complete and self.outcome.out_of_memory_in_step is None
 
 
 def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
@@ -74,7 +82,7 @@ def _run(stage: Stage, job: Job, request: Request, label: str) -> Outcome:
     path = Path(job.folder) / "output.txt"
     with progress(f"rehearsing {job.program[0]}: {label}"), path.open("wb") as file:
         outcome = stage.run(job, request.machine, output=file.fileno())
-    if outcome.ended not in (*COMPLETE, "out of memory"):
+    if outcome.failed:
         sys.stderr.write(path.read_text("utf-8", "replace"))
     return outcome
 

@@ -19,6 +19,8 @@ from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run import exec as launch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mempool.settings import Settings
 
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
@@ -135,10 +137,15 @@ def run(
     )
 
 
-def _check_program(program: list[str]) -> None:
-    """Refuse a missing program, an unknown option and a file that hides one of this project's packages."""
+def _check_program(program: Sequence[str]) -> None:
+    """Refuse an unknown option in place of the program, and what `check_files` refuses."""
     if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
         raise typer.BadParameter(f"no such option: {program[0]}")
+    check_files(program)
+
+
+def check_files(program: Sequence[str]) -> None:
+    """Refuse a missing script, and a file that hides one of this project's packages."""
     if not launch.exists(program[0]):
         raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
     if (hidden := launch.hidden_by(program)) is not None:
