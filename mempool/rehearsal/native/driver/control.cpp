@@ -152,10 +152,7 @@ EXPORTED int fake_launch(int graph, Handle handle, Context* context) {
   LOCKED;
   const auto found = gpu->graphs.find(graph);
   if (found == gpu->graphs.end()) return kInvalidHandle;
-  for (const Work& work : found->second->work) {
-    if (const int code = gpu->enqueue(gpu->stream(handle, context), work)) return code;
-  }
-  return 0;
+  return gpu->launch(*found->second, gpu->stream(handle, context));
 }
 EXPORTED void fake_destroy_graph(int graph) {
   LOCKED;
