@@ -167,8 +167,8 @@ def _keep_benchmark_off() -> None:
     """Keep cuDNN's benchmark off: it queries a value that no pluggable allocator provides; PyTorch raises."""
     import torch
 
-    plain = getattr(torch._C, "_set_cudnn_benchmark", None)
-    if plain is None or getattr(plain, "_mempool", False):
+    plain = torch._C._set_cudnn_benchmark
+    if getattr(plain, "_mempool", False):
         return
 
     def set_benchmark(value: Any) -> None:
@@ -178,6 +178,8 @@ def _keep_benchmark_off() -> None:
 
     set_benchmark._mempool = True  # type: ignore[attr-defined]
     torch._C._set_cudnn_benchmark = set_benchmark
+    # `torch.backends.cudnn.benchmark` is a property with a reference of its own to the function.
+    vars(type(torch.backends.cudnn))["benchmark"].setter = set_benchmark
     if torch._C._get_cudnn_benchmark():
         set_benchmark(value=True)
 
