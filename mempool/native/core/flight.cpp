@@ -147,7 +147,7 @@ void add(std::uint16_t call, std::uint64_t user, int result, std::array<std::uin
   Record& record = reinterpret_cast<Record*>(header + 1)[index % header->capacity];
   auto& number = reinterpret_cast<std::atomic<std::uint64_t>&>(record.number);
   number.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_release);  // a crash keeps the order in which the process wrote
   record.end_ns = end;
   record.arguments = arguments;
   record.ns = begin_ns == 0 ? 0 : static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin_ns, 0xffffffff));
