@@ -88,7 +88,7 @@ class Rehearsal:
         self._last_step = time.monotonic()  # the import has no part in the time without a step
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from mempool.rehearsal import checkpoints, ranks, value_reads
+        from mempool.rehearsal import checkpoints, ranks, value_reads, value_rules
 
         register_optimizer_step_post_hook(self._after_step)
         self._keep_peaks(torch)
@@ -98,7 +98,8 @@ class Rehearsal:
         torch.cuda._device_count_nvml = lambda: -1
         # Checks of values on the device would fail: no values are computed.
         torch.distributions.Distribution.set_default_validate_args(False)
-        value_reads.install(self.outcome.value_reads)
+        value_reads.install(self.outcome.value_reads, self.outcome.shape_reads)
+        value_rules.install(self.outcome.shape_reads, self.job.select)
         if not self.job.allow_writes:
             checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes)
         if self.job.ranks > 1:
@@ -312,6 +313,8 @@ class Rehearsal:
         self._ended = True
         with contextlib.suppress(Exception):
             self._measure()
+        if self.job.check_streams:
+            self.outcome.stream_faults = standin.stream_faults()
         self.outcome.seconds = time.monotonic() - self._began
         self.outcome.host_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # A thread that still allocates would contradict the snapshot.

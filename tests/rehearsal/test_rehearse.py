@@ -114,6 +114,27 @@ def test_linear_algebra_sparse_matrices_transforms_and_random_numbers_run(cli: C
     assert "lacks" not in err
 
 
+def test_finite_values_pass_and_unknown_masks_select_none_or_all_as_asked(cli: Cli) -> None:
+    for select, selected in (("none", 0), ("all", 32)):
+        run = rehearse(cli, f"--steps 2 --select {select}", "values.py", f"{select}.json")
+        assert (run["steps"], run["ended"], run["message"]) == (2, "steps", "")
+        assert json.loads(Path(f"{select}.json").read_text()) == {
+            "repeats": 48,
+            "mask": 8,
+            "computed repeats": 32,
+            "computed mask": selected,
+        }
+        lines = {where.rpartition("/")[2] for where in run["shape_reads"]}
+        assert lines == {place("values.py", mark) for mark in ("repeats", "mask")}
+
+
+def test_memory_freed_while_a_second_stream_uses_it_is_seen_without_record_stream(cli: Cli) -> None:
+    for run in rehearse(cli, "--check-streams -a native,mempool", "streams.py"):
+        assert (run["ended"], run["message"]) == ("program", "")
+        assert [fault.count("vectorized_elementwise_kernel<") for fault in run["stream_faults"]] == [2]
+        assert "FillFunctor" in run["stream_faults"][0]
+
+
 def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
     ddp, fsdp = rehearse(cli, "--ranks 4 --vary kind=ddp,fsdp", "parallel.py", "kind=x")
     model = 4 * 1024 * 1025 * 4

@@ -76,6 +76,19 @@ def test_small_copies_read_back_and_computed_values_are_zero(cuda: Cuda) -> None
     assert cuda.read(block, 65537) == bytes(65537)
 
 
+@on_standin()
+def test_promised_values_read_back_until_the_range_is_written(cuda: Cuda) -> None:
+    block = cuda.get("cudaMalloc", MIB)
+    size, one = ctypes.c_size_t(MIB), ctypes.c_ubyte(1)
+    cuda.library.mempool_standin_promise(ctypes.c_void_p(block), size, one)
+    assert cuda.read(block + 5, 70_000) == b"\1" * 70_000
+    cuda.do("cudaMemset", block + 100, 0, 1)
+    assert cuda.read(block, 4) == bytes(4)
+    cuda.library.mempool_standin_promise(ctypes.c_void_p(block), size, one)
+    cuda.library.mempool_standin_forget(ctypes.c_void_p(block), size)
+    assert cuda.read(block, 4) == bytes(4)
+
+
 @on_standin("values=random")
 def test_random_values_are_0_or_1_in_every_eighth_byte(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", 8192), b"\x05" * 64

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu.hpp"
+#include "order.hpp"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
