@@ -64,6 +64,7 @@ class Rehearsal:
         self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = self._written = self._recording = False
+        self._writing = threading.RLock()
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
@@ -245,6 +246,8 @@ class Rehearsal:
         while not self._written:
             time.sleep(0.1)
             now = time.monotonic()
+            if self._written:  # the process ends by itself
+                return
             if self._ended:
                 # Threads of the program that wait for its training would keep the process.
                 if now - self._last_step >= _GRACE_SECONDS:
@@ -303,8 +306,13 @@ class Rehearsal:
         sys.__excepthook__(kind, error, trace)
 
     def _finish(self) -> None:
-        """Write the result at the end of the process, whatever ended it."""
-        if os.getpid() != self._pid or self._written:
+        """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
+        if os.getpid() == self._pid:
+            with self._writing:
+                self._write()
+
+    def _write(self) -> None:
+        if self._written:
             return
         self._written = True
         if not self._ended:
