@@ -243,11 +243,11 @@ class Rehearsal:
 
     def _watch(self) -> None:
         """End a program that runs for too long."""
-        while not self._written:
+        while True:
             time.sleep(0.1)
-            now = time.monotonic()
             if self._written:  # the process ends by itself
                 return
+            now = time.monotonic()
             if self._ended:
                 # Threads of the program that wait for its training would keep the process.
                 if now - self._last_step >= _GRACE_SECONDS:

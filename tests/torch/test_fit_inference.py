@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
-GIB, LAYERS, WIDTH, TOKENS, WORDS = 1 << 30, 4, 256, 512, 1000
+LAYERS, WIDTH, TOKENS, WORDS = 4, 256, 512, 1000
 CACHE = 2 * LAYERS * WIDTH * TOKENS * 4
 LOGITS = TOKENS * WORDS * 4
 
