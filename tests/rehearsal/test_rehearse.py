@@ -107,6 +107,13 @@ def test_graph_of_a_compiled_model_is_captured_and_its_checkpoint_written_if_all
     assert Path("kept.pt").stat().st_size > 256 * 256 * 4
 
 
+def test_linear_algebra_sparse_matrices_transforms_and_random_numbers_run(cli: Cli) -> None:
+    out, err = cli.run("rehearse --json", PROGRAMS / "libraries.py")
+    run = json.loads(out)
+    assert (run["ended"], run["exit_code"], run["message"]) == ("program", 0, "")
+    assert "lacks" not in err
+
+
 def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
     ddp, fsdp = rehearse(cli, "--ranks 4 --vary kind=ddp,fsdp", "parallel.py", "kind=x")
     model = 4 * 1024 * 1025 * 4

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/backoff.hpp"
+#include "core/flight.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
 #include "core/pattern.hpp"
@@ -274,6 +275,8 @@ class Client : private Live<Client> {
     std::uint64_t first, last;
   };
 
+  [[gnu::noinline, gnu::cold]] void note_call(flight::Call call, bool done, std::uint64_t first, Stream stream,
+                                              Address address = 0) noexcept;
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   Sequence& new_sequence(Stream stream, const void* thread);
@@ -334,6 +337,7 @@ class Client : private Live<Client> {
   std::vector<std::pair<Offset, Offset>> lasting_pinned() const;
   void report_out_of_memory(std::size_t bytes, Stream stream) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
+  void note_pattern(const Pattern& pattern) const noexcept;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;

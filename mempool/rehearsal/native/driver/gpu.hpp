@@ -127,6 +127,11 @@ struct Failure {
   int code = 0, after = 0, times = 0;
 };
 
+struct Answer {  // to a call of the driver that was recorded elsewhere
+  int code = 0;
+  std::size_t first = 0, second = 0;  // outputs, where the function gives them
+};
+
 class Gpu {
  public:
   static constexpr std::size_t kWhole = std::size_t{2} << 20;
@@ -151,6 +156,7 @@ class Gpu {
   std::map<std::string, int> calls;
   std::map<std::string, Failure> failures;
   std::map<std::string, std::chrono::milliseconds> slow;
+  std::map<std::string, std::deque<Answer>> answers;
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<unsigned long long, Memory> memories;  // by handle

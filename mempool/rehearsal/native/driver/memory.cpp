@@ -33,6 +33,7 @@ EXPORTED int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   const Device& device = gpu->devices[static_cast<std::size_t>(current()->device)];
   *total = device.capacity;
   *free = device.capacity - device.live_bytes;
+  if (const Answer* const answer = call.answer()) *free = answer->first, *total = answer->second;
   return 0;
 }
 
