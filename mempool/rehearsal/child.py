@@ -64,6 +64,7 @@ class Rehearsal:
         self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = self._written = self._recording = False
+        self._writing = threading.RLock()
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
@@ -243,8 +244,10 @@ class Rehearsal:
 
     def _watch(self) -> None:
         """End a program that runs for too long."""
-        while not self._written:
+        while True:
             time.sleep(0.1)
+            if self._written:  # the process ends by itself
+                return
             now = time.monotonic()
             if self._ended:
                 # Threads of the program that wait for its training would keep the process.
@@ -304,8 +307,13 @@ class Rehearsal:
         sys.__excepthook__(kind, error, trace)
 
     def _finish(self) -> None:
-        """Write the result at the end of the process, whatever ended it."""
-        if os.getpid() != self._pid or self._written:
+        """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
+        if os.getpid() == self._pid:
+            with self._writing:
+                self._write()
+
+    def _write(self) -> None:
+        if self._written:
             return
         self._written = True
         if not self._ended:

@@ -171,6 +171,15 @@ def test_lack_of_memory_in_a_backward_pass_has_the_line_that_calls_the_pass(cli:
     assert ends(run["line"], "backward.py", "too much")
 
 
+def test_long_program_without_steps_has_its_peak_although_the_history_takes_time(cli: Cli) -> None:
+    """Longer than a program has to end after its last step."""
+    lines = ["import time, torch", "x = torch.zeros(1 << 28, device='cuda')", "time.sleep(10)"]
+    Path("serve.py").write_text("\n".join([*lines, "for _ in range(30_000): x[:1024] + 1"]))
+    run = rehearse(cli, "", f"{Path.cwd()}/serve.py")
+    assert (run["ended"], run["steps"]) == ("program", 0)
+    assert run["peak_allocated_bytes"] >= GIB
+
+
 @pytest.mark.parametrize(
     ("how", "ended", "message"),
     [("error", "error", "ValueError: no such file"), ("hang", "hang", "no optimizer step within 1 s, in ")],

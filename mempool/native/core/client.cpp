@@ -312,14 +312,14 @@ void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) n
   given.rounded = pool_->small().rounded(bytes);
   // any hole will do
   if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
-  if (given.address == 0) return report_out_of_memory(bytes);
+  if (given.address == 0) return report_out_of_memory(bytes, stream);
   count_small_allocation(given, bytes);
   count_allocation(given, bytes);
   if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
 } catch (...) {  // no host memory for a new thread's sequence
   given = {};
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
 }
 
 // Serve a request during a graph capture; false: the request does not belong to the graph.
@@ -327,7 +327,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
   if (given.address == 0) {
-    report_out_of_memory(bytes);
+    report_out_of_memory(bytes, stream);
     return true;
   }
   count_allocation(given, bytes);
@@ -340,7 +340,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
 } catch (...) {  // no host memory for a new thread's sequence
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
   return true;
 }
 
@@ -349,7 +349,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   Sequence& mine = sequence(stream);
   const Pool::Given given = serve_large(mine, bytes, stream, resized);
   if (given.address == 0) {
-    report_out_of_memory(bytes);
+    report_out_of_memory(bytes, stream);
     return given;
   }
   if (resized != nullptr && resized->done) {
@@ -370,7 +370,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
   return given;
 } catch (...) {
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
   return {};
 }
 
@@ -514,9 +514,12 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
   return given.address;
 }
 
-void Client::report_out_of_memory(std::size_t bytes) noexcept {
+void Client::report_out_of_memory(std::size_t bytes, Stream stream) noexcept {
   ++stats_.out_of_memory;
-  if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  if (!ThreadCache::mine().first_attempt) {
+    if (trace_.on()) trace_.add(RecordedEvent::refused, 0, bytes, stream, 0);
+    if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  }
   std::size_t requested = 0, live = 0;
   for (const Client* client : pool_->clients()) {
     requested += client->stats_.requested.current;
@@ -529,6 +532,10 @@ void Client::report_out_of_memory(std::size_t bytes) noexcept {
                                        pool_->arena_stats().bytes,
                                        pool_->source().limit()};
 }
+
+Client::FirstAttempt::FirstAttempt() noexcept { ThreadCache::mine().first_attempt = true; }
+
+Client::FirstAttempt::~FirstAttempt() { ThreadCache::mine().first_attempt = false; }
 
 OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().out_of_memory; }
 

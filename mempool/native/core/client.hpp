@@ -241,6 +241,15 @@ class Client : private Live<Client> {
     static bool active() noexcept;
   };
 
+  // While one exists, the thread makes a request again that gets no memory: recordings leave it out.
+  class FirstAttempt {
+   public:
+    FirstAttempt() noexcept;
+    ~FirstAttempt();
+    FirstAttempt(const FirstAttempt&) = delete;
+    FirstAttempt& operator=(const FirstAttempt&) = delete;
+  };
+
  private:
   struct Sequence {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
@@ -326,7 +335,7 @@ class Client : private Live<Client> {
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;
   std::vector<std::pair<Offset, Offset>> lasting_pinned() const;
-  void report_out_of_memory(std::size_t bytes) noexcept;
+  void report_out_of_memory(std::size_t bytes, Stream stream) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
   void note_pattern(const Pattern& pattern) const noexcept;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
@@ -420,6 +429,7 @@ class ThreadCache {
   Stream stream = 0;
   Client::Sequence* sequence = nullptr;
   unsigned bypass = 0;
+  bool first_attempt = false;  // Client::FirstAttempt
   OutOfMemory out_of_memory;
 };
 
