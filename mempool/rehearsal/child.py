@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _EAGER = "torch.compile had no effect: compiled, the program may hold less memory"
+_NO_TOOL = (
+    "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
+)
+_NOT_MEASURED = "the program starts Python processes: memory that these hold is not measured"
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
 
@@ -74,8 +80,28 @@ class Rehearsal:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
         sys.meta_path.insert(0, AfterImport(self._after_import, ("torch", *generation.MODULES)))
         sys.excepthook = self._on_error
+        self._note_processes()
         atexit.register(self._finish)
         threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
+
+    def _note_processes(self) -> None:
+        """Note processes that the program starts and this rehearsal cannot measure or answer."""
+        popen: Any = subprocess.Popen
+        initialize = popen.__init__
+
+        @functools.wraps(initialize)
+        def noted(process: Any, *args: Any, **options: Any) -> None:
+            note = _note_on(args[0] if args else options.get("args", ""))
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename == subprocess.__file__:
+                frame = frame.f_back
+            # Libraries ask nvidia-smi about links between devices, and do without an answer.
+            own = frame is not None and own_line(frame, 1) != ""
+            if note and (own or note == _NOT_MEASURED) and note not in self.outcome.notes:
+                self.outcome.notes.append(note)
+            initialize(process, *args, **options)
+
+        popen.__init__ = noted
 
     # --- PyTorch
 
@@ -336,6 +362,16 @@ class Rehearsal:
         sys.stderr.flush()
         self._finish()
         os._exit(self.outcome.exit_code)
+
+
+def _note_on(command: Any) -> str:
+    """Return a sentence on a command that a program starts, or ""."""
+    whole = isinstance(command, (str, bytes, os.PathLike))
+    words = os.fsdecode(command).split() if whole else [os.fsdecode(word) for word in command]
+    name = Path(words[0]).name if words else ""
+    if name == "nvidia-smi":
+        return _NO_TOOL
+    return _NOT_MEASURED if re.fullmatch(r"python[\d.]*|torchrun|accelerate", name) else ""
 
 
 def own_line(frame: FrameType, number: int) -> str:

@@ -96,6 +96,9 @@ def test_vision_program_with_workers_amp_and_checkpoints_runs_unchanged(cli: Cli
     peaks = run["step_peak_bytes"]
     assert peaks[1] == peaks[2] == peaks[3] > 8 * 64 * 32 * 32 * 4  # float32 of one convolution's output
     assert run["redirected"] == ["last.pt"]
+    notes = " ".join(run["notes"])
+    assert "starts Python processes" in notes
+    assert "calls nvidia-smi" in notes
     assert not Path("last.pt").exists()
 
 
