@@ -131,7 +131,7 @@ def test_finite_values_pass_and_unknown_masks_select_none_or_all_as_asked(cli: C
         assert lines == {place("values.py", mark) for mark in ("repeats", "mask")}
 
 
-def test_memory_freed_while_a_second_stream_uses_it_is_seen_without_record_stream(cli: Cli) -> None:
+def test_memory_freed_during_use_by_a_second_stream_is_seen_without_record_stream(cli: Cli) -> None:
     for run in rehearse(cli, "--check-streams -a native,mempool", "streams.py"):
         assert (run["ended"], run["message"]) == ("program", "")
         assert [fault.count("vectorized_elementwise_kernel<") for fault in run["stream_faults"]] == [2]

@@ -244,7 +244,7 @@ def test_memory_that_a_graph_uses_is_a_fault_to_free(cuda: Cuda) -> None:
 
 
 @on_standin()
-def test_workspaces_of_decompositions_are_those_of_lapack(cuda: Cuda) -> None:
+def test_workspaces_of_decompositions_equal_lapack_sizes(cuda: Cuda) -> None:
     sizes = {
         "cusolverDnSgetrf_bufferSize": (0, 1000, 500, 0, 1000),
         "cusolverDnDgeqrf_bufferSize": (0, 1000, 500, 0, 1000),
