@@ -10,6 +10,11 @@ import numpy
 from numpy.typing import NDArray
 
 
+def begin_flight(path: str, records: int = 1048576) -> None:
+    """
+    Record the calls of pools and driver in a file; an empty path ends the recording.
+    """
+
 class Device:
     """Owner of memory and streams."""
 
@@ -215,6 +220,9 @@ class Pool:
 
     def trim(self) -> None:
         """Give free memory back to the device."""
+
+    def return_idle(self) -> None:
+        """Release memory that stayed idle through the last two calls."""
 
     def release_arena(self) -> bool:
         """

@@ -15,6 +15,7 @@ the default
 ``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and their remedies
+``MEMPOOL_FLIGHT``   a file for the newest calls of pools and CUDA driver, see `traces.formats.flight`
 ==================== ========================================================================================
 """
 

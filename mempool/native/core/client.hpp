@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/backoff.hpp"
+#include "core/flight.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
 #include "core/pattern.hpp"
@@ -240,6 +241,15 @@ class Client : private Live<Client> {
     static bool active() noexcept;
   };
 
+  // While one exists, the thread makes a request again that gets no memory: recordings leave it out.
+  class FirstAttempt {
+   public:
+    FirstAttempt() noexcept;
+    ~FirstAttempt();
+    FirstAttempt(const FirstAttempt&) = delete;
+    FirstAttempt& operator=(const FirstAttempt&) = delete;
+  };
+
  private:
   struct Sequence {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
@@ -265,6 +275,8 @@ class Client : private Live<Client> {
     std::uint64_t first, last;
   };
 
+  [[gnu::noinline, gnu::cold]] void note_call(flight::Call call, bool done, std::uint64_t first, Stream stream,
+                                              Address address = 0) noexcept;
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   Sequence& new_sequence(Stream stream, const void* thread);
@@ -323,8 +335,9 @@ class Client : private Live<Client> {
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;
   std::vector<std::pair<Offset, Offset>> lasting_pinned() const;
-  void report_out_of_memory(std::size_t bytes) noexcept;
+  void report_out_of_memory(std::size_t bytes, Stream stream) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
+  void note_pattern(const Pattern& pattern) const noexcept;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
@@ -416,6 +429,7 @@ class ThreadCache {
   Stream stream = 0;
   Client::Sequence* sequence = nullptr;
   unsigned bypass = 0;
+  bool first_attempt = false;  // Client::FirstAttempt
   OutOfMemory out_of_memory;
 };
 

@@ -134,6 +134,7 @@ void Client::refused(Pattern& pattern, Refusal why) noexcept {
 
 bool Client::request_arena() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::request_arena, uid_, 0);
   for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
   const bool before = std::exchange(arena_allowed_, true);
   have_arena();
@@ -143,6 +144,7 @@ bool Client::request_arena() noexcept {
 
 void Client::set_arena_allowed(bool takes) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::arena_allowed, uid_, 0, takes);
   for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
   arena_allowed_ = takes;
 }
@@ -178,6 +180,7 @@ Pattern* Client::largest(std::size_t most) const noexcept {
 
 void Client::device_is_bound() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::device_bound, uid_, 0);
   for (Client* client : pool_->clients()) client->have_arena();
 }
 

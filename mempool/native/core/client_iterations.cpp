@@ -191,6 +191,7 @@ void Client::record_detected_step() {
 
 void Client::mark(Mark kind, bool found) {
   const Guarded guard(pool_->lock);
+  flight::note(flight::mark, uid_, 0, kind, found);
   Sequence& mine = sequence(0);
   const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
                                     : kind == Mark::begin ? RecordedEvent::begin
@@ -215,16 +216,19 @@ Offset Client::planned_offset_of(Address address) noexcept {
 
 void Client::allocate_next_at(Offset place) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::next_at, uid_, 0, place);
   next_offset_ = place;
 }
 
 void Client::enter_dynamic() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::enter_dynamic, uid_, 0);
   ++dynamic_;
 }
 
 void Client::leave_dynamic() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::leave_dynamic, uid_, 0);
   if (dynamic_ != 0 && --dynamic_ == 0) next_offset_ = kDynamic;
 }
 

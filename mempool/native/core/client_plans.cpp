@@ -59,6 +59,7 @@ bool Client::is_idle() noexcept {
 
 void Client::retire_unused_patterns() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::retire_unused, uid_, 0);
   const bool idle = is_idle();
   for (Pattern* pattern : known_) {
     const bool used = (in_use(pattern) && !idle) || pattern->last_used > unused_checked_at_;
@@ -149,6 +150,20 @@ bool Client::supersede(Pattern* fresh) noexcept {
   return idle && !used;
 }
 
+// Write a pattern into the flight recorder, for the call of this thread that takes up the pattern.
+void Client::note_pattern(const Pattern& pattern) const noexcept {
+  if (!flight::on()) return;
+  flight::note(flight::pattern, uid_, 0, pattern.arena_bytes, pattern.unroll, pattern.low_water, pattern.cyclic + 2 * pattern.marked);
+  for (const Table& table : pattern.tables) {
+    flight::note(flight::table, uid_, 0, table.sequence, table.stream, table.phase);
+    for (std::size_t i = 0; i < table.slots.size(); ++i) {
+      const std::size_t position = i / pattern.unroll;
+      flight::note(flight::slot, uid_, 0, table.sizes[position], table.least.empty() ? 0 : table.least[position], table.slots[i].offset);
+    }
+    for (const std::uint32_t mark : table.marks) flight::note(flight::table_mark, uid_, 0, mark);
+  }
+}
+
 bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
@@ -156,7 +171,9 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   Pattern* const fresh = pattern.get();
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
+  note_pattern(*fresh);
   const Guarded guard(pool_->lock);
+  flight::note(flight::install, uid_, 0, iterations_seen, instead);
   for (Table& table : fresh->tables) {  // streams of a pattern from a file were renamed here
     if (table.sequence >= sequences_.size() || sequences_[table.sequence].is_spare()) continue;
     table.stream = sequences_[table.sequence].follower.stream();
@@ -210,8 +227,10 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   for (const auto& pattern : both) {
     for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
     pattern->update_arena_ranges();
+    note_pattern(*pattern);
   }
   const Guarded guard(pool_->lock);
+  flight::note(flight::load, uid_, 0, both.size() - 1);
   Pattern* const first = both.front().get();
   admit(std::move(both));
   for (const Sequence& sequence : sequences_) {
@@ -229,6 +248,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
 
 void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::drop_patterns, uid_, 0);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
   history_of_patterns_.clear();
@@ -262,6 +282,7 @@ std::vector<std::pair<Offset, Offset>> Client::other_plans_ranges() {
 
 bool Client::give_back(bool force) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::give_back, uid_, 0, force);
   pool_->trim();
   const std::uint64_t now = pool_->boundaries();
   const bool quiet = gave_back_at_ == now;

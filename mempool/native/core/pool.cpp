@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/flight.hpp"
 #include "core/client.hpp"
 
 namespace mempool {
@@ -31,6 +32,8 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       streams_(source_, options.share_streams, options.distinguished_streams),
       uses_(*device_),
       graphs_(source_) {
+  flight::note(flight::pool_made, 0, 0, options.small_bytes, options.max_reserved, options.share_streams,
+               reinterpret_cast<std::uintptr_t>(this));
   source_.set_limit(options.max_reserved);
   options_.small_bytes = small_.largest();
 }
@@ -55,7 +58,9 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
 }
 
 Refusal Pool::take_arena(std::size_t bytes) noexcept {
+  const std::size_t before = arena_bytes_;
   const Refusal why = try_arena(bytes);
+  if (why != Refusal::none || arena_bytes_ != before) flight::note(flight::arena, 0, static_cast<int>(why), before, arena_bytes_);
   if (why != Refusal::none) ++arena_refused_;
   if (why != Refusal::none && why != Refusal::alive) drain_.cancel(boundaries());
   return why;
@@ -156,6 +161,7 @@ bool Pool::release_arena() noexcept {
 }
 
 void Pool::forget_arena() noexcept {
+  flight::note(flight::arena, 0, 0, arena_bytes_, 0);
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   live_arena_.reset();
   drain_.done();
@@ -198,7 +204,9 @@ void Pool::shrink_arena(std::size_t bytes) noexcept {
     return;
   }
   if (source_.traits().page == 0) return;
-  if (source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) arena_bytes_ = needed;
+  if (!source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) return;
+  flight::note(flight::arena, 0, 0, arena_bytes_, needed);
+  arena_bytes_ = needed;
 }
 
 std::size_t Pool::table_bytes() const noexcept {
@@ -475,6 +483,7 @@ bool Pool::synchronize() noexcept {
 // --- graphs
 
 void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
+  flight::note(flight::begin_graph, 0, 0, id.first, id.second);
   graphs_.begin(id, std::move(filter));
   if (!graphs_.hold(id)) return;
   source_.hold();
@@ -482,6 +491,7 @@ void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
 }
 
 void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
+  flight::note(flight::end_graph, 0, 0, id.first, id.second);
   graphs_.end(id);
   if (still || !graphs_.let_go(id)) return;
   source_.end_hold();
@@ -491,6 +501,7 @@ void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
 }
 
 void Pool::release_graph(GraphPools::Id id) noexcept {
+  flight::note(flight::release_graph, 0, 0, id.first, id.second);
   graphs_.release(id);
   graphs_.trim();
 }

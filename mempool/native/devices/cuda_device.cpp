@@ -4,6 +4,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/flight.hpp"
 #include "core/threads.hpp"
 
 namespace mempool {
@@ -84,6 +85,7 @@ class CudaDevice::Scope {
 CudaDevice::CudaDevice(int index, const CudaDriver& driver, CudaKind kind)
     : driver_(driver), kind_(kind), backing_(std::make_unique<Backing>(driver)), calls_(backing_->calls), index_(index) {
   driver.require(part_of(kind));
+  flight::note(flight::device_made, 0, 0, index, kind);
   backing_->memory = CudaMemory::make(kind, calls_);
 }
 

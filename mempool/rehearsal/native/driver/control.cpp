@@ -22,6 +22,8 @@ EXPORTED void fake_reset(int devices) {
   gpu->calls.clear();
   gpu->failures.clear();
   gpu->slow.clear();
+  gpu->answers.clear();
+  if (gpu->order != nullptr) gpu->order = std::make_unique<Order>();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
   gpu->version = 12080;
@@ -55,6 +57,12 @@ EXPORTED void fake_set_alignment(std::size_t bytes) {
 EXPORTED void fake_fail(const char* symbol, int code, int after, int times) {
   LOCKED;
   gpu->failures[symbol] = {code, after, times};
+}
+// The next call of `symbol` without an answer ends with `code`; where the code is 0 and the function is one that tells two
+// numbers, with these.
+EXPORTED void fake_answer(const char* symbol, int code, std::size_t first, std::size_t second) {
+  LOCKED;
+  gpu->answers[symbol].push_back({code, first, second});
 }
 EXPORTED void fake_slow(const char* symbol, int ms) {
   LOCKED;
