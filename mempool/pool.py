@@ -146,19 +146,12 @@ class Pool:
     def _begin(self) -> None:
         with _core.Bypass():
             self._load_files()
-        if self._loaded is not None and self.settings.mode == "replay":
-            first, *others = self._loaded.in_warm_up_order()
+        if self.settings.mode == "replay":
+            begin = self.planner.start if self.settings.background else self.planner.begin
             try:
-                for planned in others:
-                    self.client.install(planned.native(), planned.pattern.iterations_seen)
-                self.client.load(first.native_warm_up(), first.native(), unsure=True)
+                begin(self._loaded)
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
-        if self.settings.mode == "replay":
-            if self.settings.background:
-                self.planner.start(self._loaded)
-            else:
-                self.planner.begin(self._loaded)
         elif self.settings.mode == "record" and self.settings.background:
             self.planner.start_thread()
         if self._trace_writer is not None and self.settings.background:

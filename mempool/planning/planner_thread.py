@@ -197,7 +197,7 @@ class Planner:
         return len(self.learner.registry)
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording; plans are made by calls of `look`. Loaded plans replay already."""
+        """Begin recording, and to replay loaded plans; further plans are made by calls of `look`."""
         self.learner.begin(loaded)
 
     def look(self) -> bool:
