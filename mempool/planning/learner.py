@@ -85,7 +85,7 @@ class Learner:
         from mempool.planning.plan_files import SavedPlans
 
         self.registry.refresh()
-        plans = self.registry.followed() or list(self.registry)
+        plans = self.registry.worth_saving()
         return SavedPlans(plans, self.builder.joint.variants(plans)) if plans else None
 
     def reset_plans(self) -> None:

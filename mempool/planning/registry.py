@@ -42,7 +42,6 @@ class PlanRegistry:
         self._client, self._framework = client, framework
         self._plans: dict[int, PlannedPattern] = {}  # by the id in the core, the latest first
         self._loaded: PlannedPattern | None = None
-        self._from_file: dict[int, PlannedPattern] = {}
         self._warned_foreign = False
         self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
         self._installed_at = 0, 0  # hits and strays when a plan was installed last
@@ -69,7 +68,7 @@ class PlanRegistry:
         ids[first.key] = self._client.load(first.native_warm_up(), first.native(), unsure=True)
         self.latest = self._loaded = loaded.plans[0]
         self._plans = {ids[planned.key]: planned for planned in loaded.plans}
-        self._from_file = dict(self._plans)
+        self._warned_foreign = loaded.remembered
         self.refresh()
 
     def refresh(self) -> None:
@@ -80,14 +79,16 @@ class PlanRegistry:
         if all(planned is not self.latest for planned in self._plans.values()):
             self.latest = next(iter(self._plans.values()), None)
 
-    def followed(self) -> list[PlannedPattern]:
-        """Return the plans, except those from a file that the program never followed."""
-        unused = {number for number, iterations in self._client.patterns() if iterations == 0}
-        return [
-            planned
-            for number, planned in self._plans.items()
-            if number not in unused or number not in self._from_file
-        ]
+    def worth_saving(self) -> list[PlannedPattern]:
+        """Return the plans that served a fair share of the allocations, all if none did.
+
+        Left out are plans from a file that the program never followed, and those of repetitions that only
+        look like iterations, such as the layers of a model that is being made.
+        """
+        iterations = dict(self._client.patterns())
+        served = {number: iterations[number] * len(known.buffers) for number, known in self._plans.items()}
+        least = OPTIONS.saved_share * max(served.values(), default=0)
+        return [known for number, known in self._plans.items() if served[number] >= least]
 
     def install(
         self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None

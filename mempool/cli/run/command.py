@@ -73,6 +73,10 @@ def run(
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Replay this plan from the first iteration.")
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Do not start from the plan of this program's last run."),
+    ] = False,
     max_reserved: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
     ] = None,
@@ -99,7 +103,8 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when the program ends.
 
-    The pool detects the iteration automatically. Options of mempool precede the
+    The pool detects the iteration automatically, and keeps the plan for the next
+    run of the program, which follows it from the first iteration. Options of mempool precede the
     script; everything after the script belongs to the program. The exit status
     is the program's.
 
@@ -131,6 +136,7 @@ def run(
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
         accesses=accesses,
+        fresh=fresh,
         explain=explain,
         children=children,
         quiet=quiet,
