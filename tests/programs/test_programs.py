@@ -20,7 +20,7 @@ ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("MEMPOOL", "PYTHONPATH"))
 } | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
-PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py", 80))
+PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py",))
 
 
 def run(*command: object) -> str:
