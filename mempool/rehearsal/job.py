@@ -16,7 +16,7 @@ PYTORCH_SETTINGS = {
     "expandable": "expandable_segments:True",
     "async": "backend:cudaMallocAsync",
 }
-POOLS = {"mempool": "plain", "mempool-growing": "growing"}
+POOLS = {"mempool": "growing", "mempool-plain": "plain"}
 ALLOCATORS = (*PYTORCH_SETTINGS, *POOLS)
 
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
 
 #: Checks of requests, which have the same answer on each kind of memory.
 EACH_MEMORY = ["record_stream", "graphs", "limits", "planned"]
-CHECKS = ["autograd_threads", "out_of_memory", "statistics", "snapshots", "loader", "background"]
+CHECKS = ["autograd_threads", "out_of_memory", "statistics", "snapshots", "loader"]
 
 
 @pytest.mark.parametrize(

@@ -403,11 +403,11 @@ def test_missing_compiler_gives_another_error_and_a_single_warning(tmp_path: str
 def test_driver_error_is_not_out_of_memory() -> None:
     install()
     tensor(MIB)
-    driver().fail("cuMemAlloc_v2", 700)
+    driver().fail("cuMemCreate", 700)
     with pytest.raises(RuntimeError, match=r"CUDA error: .*700") as caught:
         tensor(100 * MIB)
     assert not isinstance(caught.value, torch.OutOfMemoryError)
-    driver().fail("cuMemAlloc_v2", 0, times=0)
+    driver().fail("cuMemCreate", 0, times=0)
 
 
 @alone

@@ -80,5 +80,32 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
     ended(pool)
 
 
+@alone
+def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
+    """The last use before the free is on the tensor's own stream; another stream reloaded the tensor."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    pool = mempool.torch.install(device="cuda", limit="6MiB", host_limit="64MiB", background=False)
+    host = [torch.full((MIB,), value, dtype=torch.uint8).pin_memory() for value in (1, 2)]
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor = host[0].to("cuda", non_blocking=True)
+    others = [host[1].to("cuda", non_blocking=True) for _ in range(10)]
+    assert pool.report().to_dict()["swapping"]["out_bytes"] >= MIB
+    main.wait_stream(side)
+    tensor.clone()
+    side.wait_stream(main)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        copy = torch.empty_like(tensor)
+        copy.copy_(tensor, non_blocking=True)
+        standin_torch.driver().expect(side.cuda_stream, copy.data_ptr(), MIB, 1)
+    del tensor
+    others = [host[1].to("cuda", non_blocking=True) for _ in range(3)]
+    main.synchronize()
+    side.synchronize()
+    del others
+    assert standin_torch.driver().faults == []
+
+
 if __name__ == "__main__":
     run_each_alone(globals())

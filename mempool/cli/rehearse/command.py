@@ -69,7 +69,7 @@ def rehearse(
             "--allocator",
             metavar="NAME[,NAME...]",
             autocompletion=complete_allocators,
-            help="native, expandable, async, mempool, mempool-growing; several make a table.",
+            help="native, expandable, async, mempool, mempool-plain; several make a table.",
         ),
     ] = "native",
     vary: Annotated[

@@ -186,6 +186,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
+  if (matches_awaited_ != 0) confirm_loaded(sequence.follower, match);
   if (growth_deferred_ && match.slot != nullptr && sequence.follower.at_low_water()) grow_at_low_water(sequence.follower.stream());
   if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
     match = Follower::Match::none(Outcome::size_mismatch);
@@ -199,6 +200,8 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
+    if (matches_awaited_ != 0 && match.slot == nullptr) outcome = match.outcome;
+    if (matches_awaited_ != 0 && match.slot != nullptr && match.slot->offset == kDynamic) outcome = Outcome::dynamic;
     return 0;
   }
   if (match.slot == nullptr) return 0;
@@ -543,7 +546,8 @@ OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().o
 
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
-  return {ring_.on(), trace_.on(),  marked_,           replaying_,   iterations_, marks_,
+  const bool replays = replaying_ || matches_awaited_ != 0;
+  return {ring_.on(), trace_.on(),  marked_,           replays,   iterations_, marks_,
           active_at_, latest_at_, settled(),   miss_score_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
           ring_.kept(), trace_.lost(), trace_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }

@@ -90,8 +90,8 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
     if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
       throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
     }
-    if (table.least.empty() == pattern.is_envelope() || (pattern.is_envelope() && !cyclic)) {
-      throw std::invalid_argument("of an envelope, which is no warm-up, each table has least sizes");
+    if (table.least.empty() == pattern.is_envelope()) {
+      throw std::invalid_argument("of an envelope, each table has least sizes");
     }
     for (const Slot& slot : table.slots) {
       if (slot.offset != kDynamic && slot.offset % alignment != 0) {
@@ -181,6 +181,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
   admit(std::move(one));
+  if (matches_awaited_ != 0 && !instead) set_loaded_aside(fresh);
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
   if (replaying_ && !growth_deferred_ && !bypass_.active) have_arena();
@@ -191,6 +192,15 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
   return true;
+}
+
+// Let the loaded patterns rest, which the program has not followed so far, until a sequence follows one.
+void Client::set_loaded_aside(const Pattern* fresh) noexcept {
+  matches_awaited_ = 0;
+  warmup_only_ = false;
+  for (Sequence& sequence : sequences_) sequence.follower.leave();
+  current_ = ended_ = coming_ = nullptr;
+  for (Pattern* pattern : known_) pattern->dormant = pattern != fresh;
 }
 
 // Assign this process's streams to tables of a plan from another process; sequences keep their numbers.
@@ -214,7 +224,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
   }
 }
 
-void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
+void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure) {
   if (warmup != nullptr) check(*warmup, false);
   check(*steady, true);
   steady->next = steady.get();
@@ -237,10 +247,11 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
   bypass_ = {};
-  warmup_only_ = first->is_envelope();
+  warmup_only_ = first->cyclic && first->is_envelope();
   current_ = warmup_only_ ? nullptr : first;
   ended_ = nullptr;
   history_of_patterns_.clear();
+  if (unsure) matches_awaited_ = matches_to_confirm(*first);
   have_arena();
   turn_ = 1;
   for (Sequence& sequence : sequences_) begin(sequence, ~std::uint64_t{0});
@@ -251,6 +262,7 @@ void Client::drop_patterns() noexcept {
   flight::note(flight::drop_patterns, uid_, 0);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
+  matches_awaited_ = 0;
   history_of_patterns_.clear();
   bypass_ = {};
   replaying_ = false;

@@ -42,6 +42,12 @@ Pool::~Pool() {
   if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
 }
 
+void Pool::read_traits() noexcept {
+  if (source_.reserved().current != 0 || arena_base_ != 0) return;
+  source_.read_traits();
+  segments_.use_traits();
+}
+
 // On a device with pages, reserve ample address space so that a later plan can grow the arena in place.
 bool Pool::reserve_arena(std::size_t bytes) noexcept {
   const std::size_t roomy = std::max(bytes * 4, std::size_t{64} << 30);
@@ -557,7 +563,7 @@ bool Pool::release_idle_outside_arena() noexcept {
   if (held) return false;
   const std::size_t before = segments_.retained();
   segments_.next_epoch();
-  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kOutsideShare);
+  segments_.trim(segments_.epoch() - 1);
   return segments_.retained() < before;
 }
 

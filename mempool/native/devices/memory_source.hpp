@@ -106,6 +106,7 @@ class MemorySource {
   explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
 
   const DeviceTraits& traits() const noexcept { return traits_; }
+  void read_traits() noexcept { traits_ = device_.traits(); }  // call while no memory is held
   Device& device() noexcept { return device_; }
 
   // Reserve address space; on a device without pages this takes (and counts) the memory too.

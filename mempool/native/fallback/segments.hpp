@@ -32,6 +32,8 @@ class Segments {
   explicit Segments(MemorySource& source, std::size_t shared = 0)
       : source_(source), shared_(shared != 0 ? shared : source.traits().shared_segment) {}
   ~Segments();
+  // Use the traits of the device, which were not known before; call while no segment exists.
+  void use_traits() noexcept { shared_ = source_.traits().shared_segment; }
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
 
