@@ -18,7 +18,7 @@ from mempool.cli.run.command import check_files
 from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mempool.offline import InputFile
     from mempool.rehearsal import Stage
@@ -30,6 +30,11 @@ def complete_allocators(incomplete: str) -> list[str]:
 
     named, _, last = incomplete.rpartition(",")
     return [",".join(filter(None, (named, name))) for name in ALLOCATORS if name.startswith(last)]
+
+
+def _complete(*names: str) -> Callable[[str], list[str]]:
+    """Return the completion of an option with these values."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def rehearse(
@@ -86,7 +91,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="zero|random",
-            autocompletion=lambda incomplete: [v for v in ("zero", "random") if v.startswith(incomplete)],
+            autocompletion=_complete("zero", "random"),
             help="The values that the program reads from the device.",
         ),
     ] = "zero",
@@ -94,7 +99,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="none|all",
-            autocompletion=lambda incomplete: [v for v in ("none", "all") if v.startswith(incomplete)],
+            autocompletion=_complete("none", "all"),
             help="The elements that masks select whose values are unknown.",
         ),
     ] = "none",
