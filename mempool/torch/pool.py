@@ -43,7 +43,7 @@ class TensorPool(Pool):
             from mempool.torch.eager import OffloadSession
 
             try:
-                self.offloading = OffloadSession(self, self.torch_device, limit)
+                self.offloading = OffloadSession(self, self.torch_device, limit, self.mark_detected_step)
             except BaseException:
                 self.stop_serving()
                 raise
