@@ -66,6 +66,11 @@ class TensorPool(Pool):
         with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
 
+    def end_iterations_with_steps(self) -> None:
+        """End iterations with the steps of the first optimizer, without a search for other repetitions."""
+        if self._step_detector is not None:
+            self._step_detector.has_decided = True
+
     @property
     def has_detected_marks(self) -> bool:
         """True if the steps of an optimizer end iterations that the program does not mark."""

@@ -152,7 +152,7 @@ def rehearse(
     request = parse_request(locals())
     if trace is not None and (reason := write_obstacle(trace)):
         raise Stop(ExitCode.FILE, f"{trace}: {reason}")
-    _check_program(program)
+    check_program(program)
     from mempool.cli.rehearse import render
     from mempool.cli.rehearse.runs import rehearse_all
 
@@ -171,7 +171,7 @@ def rehearse(
         raise Stop(ExitCode.NEGATIVE)
 
 
-def _check_program(program: Sequence[str]) -> None:
+def check_program(program: Sequence[str]) -> None:
     """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
     if program[0].startswith("-") and (program[0][:2] != "-m" or program == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")

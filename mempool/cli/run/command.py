@@ -77,6 +77,13 @@ def run(
         bool,
         typer.Option("--fresh", help="Do not start from the plan of this program's last run."),
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="First rehearse some steps without the GPU, so that PyTorch's first step has a plan.",
+        ),
+    ] = False,
     max_reserved: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
     ] = None,
@@ -115,6 +122,7 @@ def run(
         mempool run --record run.trace --accesses train.py
         mempool run --limit 12GiB train.py
         mempool run --plan run.plan --explain train.py
+        mempool run --rehearse train.py
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses needs --record TRACE")
@@ -128,6 +136,12 @@ def run(
     kept = launch.files_of(program) + ([] if plan is None else [plan])
     if (output := overwritten_file(kept, (record, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
+    if rehearse:
+        if plan is not None or fresh or limit is not None:
+            raise typer.BadParameter("--rehearse gives the plan: leave --plan, --fresh and --limit out")
+        from mempool.cli.run.rehearsed_plan import rehearse_plan
+
+        rehearse_plan(program, quiet=quiet)
     launch.start(
         program,
         record=_writable(record),
