@@ -156,7 +156,7 @@ def test_a_plan_that_the_device_cannot_replay_is_left_aside(cache: Path) -> None
     assert len(files(cache)) == 1
 
 
-def test_pools_of_one_program_have_separate_plans(cache: Path) -> None:
+def test_pools_of_a_program_have_separate_plans(cache: Path) -> None:
     for name in ("one", "other"):
         with Pool(simulated(), name=name, background=False, remember=True) as pool:
             assert pool.loaded is None
