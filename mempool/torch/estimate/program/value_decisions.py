@@ -1,14 +1,18 @@
-"""Decisions of a program by values of tensors: lines found in its source, and checks for finite numbers."""
+"""Reads of values by a program whose tensors have none: answers, and the lines that decide by them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import linecache
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.torch.estimate.options import OPTIONS
 
@@ -17,12 +21,73 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_OTHERS = (
+    str(Path(__file__).parents[3]),
+    str(Path(torch.__file__).parent),
+    str(contextlib.__file__),
+    "<",
+)
 _ATTRIBUTE = "_mempool_true_if_finite"
 _FALSE = frozenset(("isnan", "isinf", "isposinf", "isneginf"))
 _KEPT = frozenset(("any", "all", "bool", "view", "reshape", "flatten", "detach", "cpu", "to"))
 _NOT = frozenset(("logical_not", "bitwise_not", "__invert__"))
 _OR = frozenset(("logical_or", "bitwise_or", "__or__", "__ror__"))
 _AND = frozenset(("logical_and", "bitwise_and", "__and__", "__rand__"))
+
+
+class ValueReads(TorchDispatchMode):
+    """Dispatch mode that answers a program's reads: zero for floating values, false for conditions.
+
+    Conditions on NaN and infinity get the answer for finite numbers, and assertions hold; if another answer
+    decides on the course of the program, the line is added to ``decisions``. Whole numbers become sizes, and
+    are not answered.
+    """
+
+    def __init__(self, decisions: list[str]) -> None:
+        super().__init__()
+        self._decisions = decisions
+        self._known: dict[tuple[str, int], bool] = {}  # whether an assertion reads, by line
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
+            dtype = args[0].dtype
+            if (truth := true_if_finite(args[0])) is not None:
+                return truth
+            if dtype is torch.bool or dtype.is_floating_point:
+                asserted = self._note(program_frames())
+                return asserted if dtype is torch.bool else 0.0
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, frames: Sequence[FrameType]) -> bool:
+        """Note the decision for which a value is read, once; return whether an assertion reads the value."""
+        if not frames:
+            return False
+        line = frames[0].f_code.co_filename, frames[0].f_lineno
+        if line not in self._known:
+            self._known[line] = _is_asserted(frames[0])
+            found = decision(frames)
+            known = {decided.partition(" (in ")[0] for decided in self._decisions}
+            if found and found.partition(" (in ")[0] not in known:
+                self._decisions.append(found)
+        return self._known[line]
+
+
+def program_frames() -> list[FrameType]:
+    """Return the frames of the program, innermost first: those outside PyTorch and this package."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OTHERS):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _is_asserted(frame: FrameType) -> bool:
+    scope = _scope(frame)
+    read = _Span.of(frame)
+    nodes = () if scope is None else _own_nodes(scope)
+    return any(isinstance(node, ast.Assert) and read.within(node) for node in nodes)
 
 
 class FiniteNumbers(TorchFunctionMode):
@@ -64,8 +129,6 @@ def _truth(name: str, args: Any) -> bool | None:
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
 #: Functions that test whether a number is finite, which holds in a sound run.
 _FINITE = frozenset(("isfinite", "isnan", "isinf"))
-#: Methods of tensors that read their values.
-_READING = frozenset(("item", "tolist"))
 #: Parts of the paths of installed libraries.
 INSTALLED = ("site-packages", "dist-packages")
 #: Methods that store their arguments in their object.
@@ -109,33 +172,6 @@ def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
     return f"{file}:{line}"
 
 
-def later_decisions(frames: Iterable[FrameType]) -> list[str]:
-    """Return files and lines of decisions by values in the source of the program's functions.
-
-    These functions run no further: decisions after a backward are found from the source alone.
-
-    Args:
-        frames: of the program at the backward; frames of installed libraries are left out.
-    """
-    found: dict[str, None] = {}
-    for frame in frames:
-        file = frame.f_code.co_filename
-        scope = None if any(part in file for part in INSTALLED) else _scope(frame)
-        for line in () if scope is None else _written(scope):
-            found[f"{file}:{line}"] = None
-    return list(found)
-
-
-def _written(scope: ast.AST) -> Iterator[int]:
-    """Yield the lines of decisions by results of reading methods of tensors."""
-    reads = [
-        node
-        for node in _own_nodes(scope)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READING
-    ]
-    yield from filter(None, (_Flow(scope, _Span.at(node), asks=False).decides for node in reads))
-
-
 def _scope(frame: FrameType) -> ast.AST | None:
     """Return the syntax tree of the frame's function, or of the module; None without a source."""
     code = frame.f_code
@@ -175,11 +211,6 @@ class _Span(NamedTuple):
         if line is None or end_line is None or column is None or end_column is None:
             return cls(frame.f_lineno, 0, frame.f_lineno, 0)
         return cls(line, column, end_line, end_column)
-
-    @classmethod
-    def at(cls, node: Any) -> _Span:
-        """Return the span of a node."""
-        return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
 
     def within(self, node: Any) -> bool:
         """Return whether a node of the source contains the span."""
