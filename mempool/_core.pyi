@@ -10,6 +10,11 @@ import numpy
 from numpy.typing import NDArray
 
 
+def begin_flight(path: str, records: int = 1048576) -> None:
+    """
+    Record the calls of pools and driver in a file; an empty path ends the recording.
+    """
+
 class Device:
     """Owner of memory and streams."""
 
@@ -108,9 +113,9 @@ def cuda_devices(driver: str = 'libcuda.so.1') -> list[str]:
 class CudaDevice(Device):
     """A CUDA device's memory of one kind: plain, growing, managed or pinned."""
 
-    def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1', memory: str = 'plain') -> None:
+    def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1', memory: str = 'plain', else_plain: bool = False) -> None:
         """
-        Make a device. Without an index: the device that bind() names. The driver starts with the first call that needs it; refused calls are counted.
+        Make a device. Without an index: the device that bind() names. The driver starts with the first call that needs it; refused calls are counted. ``else_plain``: use plain memory if the device has no growing memory; bind() then decides.
 
         Raises:
             RuntimeError: there is no driver, or one too old for this memory.
@@ -216,6 +221,9 @@ class Pool:
     def trim(self) -> None:
         """Give free memory back to the device."""
 
+    def return_idle(self) -> None:
+        """Release memory that stayed idle through the last two calls."""
+
     def release_arena(self) -> bool:
         """
         Release the arena if no range is live; return true if no arena is left.
@@ -317,8 +325,10 @@ class Client:
         Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a replacement of a known pattern with the same sizes; False: none is known.
         """
 
-    def load(self, warmup: Pattern | None, steady: Pattern) -> None:
-        """Replay a pattern from a file, from the next allocation on."""
+    def load(self, warmup: Pattern | None, steady: Pattern, *, unsure: bool = False) -> None:
+        """
+        Replay a pattern from a file, from the next allocation on. ``unsure``: the arena is allocated once the program has followed the pattern for some allocations.
+        """
 
     def drop_patterns(self) -> None: ...
 

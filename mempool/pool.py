@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mempool.recording.trace_writer import BackgroundTraceWriter
     from mempool.reporting.check_faults import Fault, FaultCollector
     from mempool.reporting.report import PoolSnapshot, Report
+    from mempool.settings import Memory
 
 
 class Pool:
@@ -41,6 +42,8 @@ class Pool:
     #: Default of ``wait_bytes``: bytes that a plan must save for each wait of one stream for another. A
     #: judgement: a wait costs some microseconds, and work that the streams could have done side by side.
     wait_bytes = 1 << 20
+    #: Default of ``memory``: kind of GPU memory.
+    memory: Memory = "plain"
     #: True if environment variables are settings of this pool, too.
     reads_environment = True
     #: True if the pool can keep a ``limit``, by offloading.
@@ -70,6 +73,7 @@ class Pool:
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
         self.settings = _with_own_files(settings(environment=self.reads_environment, **options))
+        self.settings = dataclasses.replace(self.settings, memory=self.settings.memory or self.memory)
         if options.get("limit") is not None and not self.swaps:
             raise UsageError(
                 "limit is kept by swapping, as mempool.torch does; max_reserved is for all pools"
@@ -147,7 +151,7 @@ class Pool:
             try:
                 for planned in others:
                     self.client.install(planned.native(), planned.pattern.iterations_seen)
-                self.client.load(first.native_warm_up(), first.native())
+                self.client.load(first.native_warm_up(), first.native(), unsure=True)
             except ValueError as error:
                 raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":

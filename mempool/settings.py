@@ -11,10 +11,11 @@ the default
 ``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by offloading
 ``MEMPOOL_HOST_LIMIT``  most bytes of host memory that offloading takes
 ``MEMPOOL_WAIT_BYTES``  bytes that a plan must save per wait between streams: ``1MiB``, ``never``
-``MEMPOOL_MEMORY``   of a GPU: ``plain``, the default; ``growing``: the arena grows and shrinks in place;
-``managed``: may exceed the GPU's memory
+``MEMPOOL_MEMORY``   of a GPU: ``plain``; ``growing``: the arena grows and shrinks in place, the default for
+PyTorch; ``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
 ``MEMPOOL_EXPLAIN``  ``1``: log the first divergences and their remedies
+``MEMPOOL_FLIGHT``   a file for the newest calls of pools and CUDA driver, see `traces.formats.flight`
 ==================== ========================================================================================
 """
 
@@ -61,7 +62,7 @@ class Settings:
             plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.
         memory: kind of GPU memory. "plain": device memory; "growing": pages mapped into reserved addresses,
             so that the arena grows and shrinks in place; "managed": unified memory, which may exceed the
-            GPU's. Other devices have "plain" only.
+            GPU's. Other devices have "plain" only. None: the adapter's own kind.
         small_bytes: requests up to this size never enter a plan; at most 1024.
         check: find buffer overruns, use after free, double and foreign frees; slow, on the host only.
         explain: log the first divergences.
@@ -75,7 +76,7 @@ class Settings:
     limit: int | None = None
     host_limit: int | None = None
     wait_bytes: int | None = None
-    memory: Memory = "plain"
+    memory: Memory | None = None
     small_bytes: int = 512
     check: bool = False
     explain: bool = False
@@ -214,7 +215,7 @@ def _flag(text: str) -> bool:
 TESTED = {
     "cupy": ((13, 6), (14, 2)),
     "numpy": ((1, 26), (2, 5)),
-    "torch": ((2, 11), (2, 13)),
+    "torch": ((2, 11), (2, 14)),
     "numba": ((0, 68), (0, 68)),
     "rmm": ((26, 10), (26, 10)),
 }

@@ -51,7 +51,7 @@ def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> Cupy
             ``cupy.cuda.using_allocator``, or the options make no sense.
         ImportError: CuPy is not installed.
     """
-    memory = settings(memory=options.get("memory")).memory
+    memory = settings(memory=options.get("memory")).memory or "plain"
     return _install(Cuda(driver, start=start, memory=memory), options)
 
 

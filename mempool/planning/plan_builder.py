@@ -116,7 +116,7 @@ class PlanBuilder:
 
         options = {} if patient is None else {"patient": patient}
         planned: PlannedPattern | None = self._made(
-            make_plan, pattern, around=around, interrupt=interrupt, **options
+            make_plan, self.registry.with_warm_up(pattern), around=around, interrupt=interrupt, **options
         )
         return planned
 

@@ -68,15 +68,22 @@ class SavedPlans:
     variants: Mapping[int, IterationVariant] = field(default_factory=dict)
 
     def in_warm_up_order(self) -> list[PlannedPattern]:
-        """Return the plans, the first of the program (with the shortest warm-up) first."""
+        """Return the plans, first the plan that the program begins with.
+
+        That is an envelope, whose first iteration may have any size, or else the plan with the shortest
+        warm-up.
+        """
 
         def since(planned: PlannedPattern) -> float:
             warm_up = planned.pattern.warm_up
             return math.inf if warm_up is None else len(warm_up.size)
 
         plans = sorted(self.plans, key=since)
-        first = next((stored for stored in plans if stored.native_warm_up() is not None), self.plans[0])
-        return [first, *(stored for stored in plans if stored is not first)]
+        envelope = next((stored for stored in plans if stored.pattern.least is not None), None)
+        led_into = next((stored for stored in plans if stored.native_warm_up() is not None), self.plans[0])
+        first = envelope or led_into
+        others = [stored for stored in plans if stored is not first]
+        return [first.with_brief_warm_up() if others else first, *others]
 
 
 def write_plans(saved: SavedPlans, path: str | Path, *, client: str = "", made_with: str = "") -> None:

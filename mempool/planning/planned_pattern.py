@@ -220,6 +220,7 @@ class PlannedPattern:
             arena_bytes=self.plan.arena_bytes,
         )
         offset = self._warm_up_offsets(warm_up)
+        least, most = self._warm_up_sizes(warm_up)
         first = self._sequences()[0]
         for sequence in [first, *(s for s in distinct(warm_up.sequence).tolist() if s != first)]:
             mine = warm_up.sequence == sequence
@@ -230,11 +231,33 @@ class PlannedPattern:
             native.add_table(
                 sequence=int(sequence),
                 stream=0,
-                sizes=np.ascontiguousarray(warm_up.size[mine]),
+                sizes=np.ascontiguousarray(most[mine]),
+                least=None if least is None else np.ascontiguousarray(least[mine]),
                 offsets=np.repeat(offset[mine][:, None], self.plan.columns, axis=1),
                 marks=marks[marks < int(mine.sum())].tolist(),
             )
         return native
+
+    def _warm_up_sizes(self, warm_up: WarmUp) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """Return the least and the most bytes of each warm-up allocation; an envelope has least sizes."""
+        if self.pattern.least is None:
+            return None, warm_up.size
+        planned = warm_up.position >= 0
+        least, most = warm_up.size.copy(), warm_up.size.copy()
+        least[planned], most[planned] = (sizes[warm_up.position[planned]] for sizes in self.pattern.sizes)
+        return least, most
+
+    def with_brief_warm_up(self) -> PlannedPattern:
+        """Return this plan with a warm-up that ends at the second mark.
+
+        Later iterations of a long warm-up are variants that have plans of their own. The warm-up would send
+        their buffers to the fallback, beside an idle arena.
+        """
+        warm_up = self.pattern.warm_up
+        if warm_up is None or len(warm_up.marks) < 3:
+            return self
+        brief = warm_up.until(int(warm_up.marks[1]))
+        return dataclasses.replace(self, pattern=dataclasses.replace(self.pattern, warm_up=brief))
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
         """Return the offset of each warm-up allocation: the position's, in the column before steady state.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from mempool.logs import log
@@ -98,6 +99,17 @@ class PlanRegistry:
         """Return the plan of this pattern, or of a rotation of this pattern; None if unknown."""
         same = [known for known in self if known.same_sequence(pattern)]
         return next(iter(same or [known for known in self if known.rotates_to(pattern)]), None)
+
+    def with_warm_up(self, pattern: Pattern) -> Pattern:
+        """Return an envelope with the warm-up of a known envelope of the same order, unless it has one."""
+        if pattern.least is None or pattern.warm_up is not None:
+            return pattern
+        warm_ups = (
+            known.pattern.warm_up
+            for known in self
+            if known.pattern.least is not None and known.same_order(pattern)
+        )
+        return dataclasses.replace(pattern, warm_up=next(warm_ups, None))
 
     def are_useless(self) -> bool:
         """Return true if the program hardly ever followed the plans, which then only cost time and memory.

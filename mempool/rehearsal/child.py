@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import resource
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _EAGER = "torch.compile had no effect: compiled, the program may hold less memory"
+_NO_TOOL = (
+    "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
+)
+_NOT_MEASURED = "the program starts Python processes: memory that these hold is not measured"
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
 
@@ -64,6 +70,7 @@ class Rehearsal:
         self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = self._written = self._recording = False
+        self._writing = threading.RLock()
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
@@ -73,8 +80,28 @@ class Rehearsal:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
         sys.meta_path.insert(0, AfterImport(self._after_import, ("torch", *generation.MODULES)))
         sys.excepthook = self._on_error
+        self._note_processes()
         atexit.register(self._finish)
         threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
+
+    def _note_processes(self) -> None:
+        """Note processes that the program starts and this rehearsal cannot measure or answer."""
+        popen: Any = subprocess.Popen
+        initialize = popen.__init__
+
+        @functools.wraps(initialize)
+        def noted(process: Any, *args: Any, **options: Any) -> None:
+            note = _note_on(args[0] if args else options.get("args", ""))
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename == subprocess.__file__:
+                frame = frame.f_back
+            # Libraries ask nvidia-smi about links between devices, and do without an answer.
+            own = frame is not None and own_line(frame, 1) != ""
+            if note and (own or note == _NOT_MEASURED) and note not in self.outcome.notes:
+                self.outcome.notes.append(note)
+            initialize(process, *args, **options)
+
+        popen.__init__ = noted
 
     # --- PyTorch
 
@@ -88,7 +115,7 @@ class Rehearsal:
         self._last_step = time.monotonic()  # the import has no part in the time without a step
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from mempool.rehearsal import checkpoints, ranks, value_reads
+        from mempool.rehearsal import checkpoints, ranks, value_reads, value_rules
 
         register_optimizer_step_post_hook(self._after_step)
         self._keep_peaks(torch)
@@ -98,7 +125,8 @@ class Rehearsal:
         torch.cuda._device_count_nvml = lambda: -1
         # Checks of values on the device would fail: no values are computed.
         torch.distributions.Distribution.set_default_validate_args(False)
-        value_reads.install(self.outcome.value_reads)
+        value_reads.install(self.outcome.value_reads, self.outcome.shape_reads)
+        value_rules.install(self.outcome.shape_reads, self.job.select)
         if not self.job.allow_writes:
             checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes)
         if self.job.ranks > 1:
@@ -242,8 +270,10 @@ class Rehearsal:
 
     def _watch(self) -> None:
         """End a program that runs for too long."""
-        while not self._written:
+        while True:
             time.sleep(0.1)
+            if self._written:  # the process ends by itself
+                return
             now = time.monotonic()
             if self._ended:
                 # Threads of the program that wait for its training would keep the process.
@@ -303,8 +333,13 @@ class Rehearsal:
         sys.__excepthook__(kind, error, trace)
 
     def _finish(self) -> None:
-        """Write the result at the end of the process, whatever ended it."""
-        if os.getpid() != self._pid or self._written:
+        """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
+        if os.getpid() == self._pid:
+            with self._writing:
+                self._write()
+
+    def _write(self) -> None:
+        if self._written:
             return
         self._written = True
         if not self._ended:
@@ -312,6 +347,8 @@ class Rehearsal:
         self._ended = True
         with contextlib.suppress(Exception):
             self._measure()
+        if self.job.check_streams:
+            self.outcome.stream_faults = standin.stream_faults()
         self.outcome.seconds = time.monotonic() - self._began
         self.outcome.host_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # A thread that still allocates would contradict the snapshot.
@@ -325,6 +362,16 @@ class Rehearsal:
         sys.stderr.flush()
         self._finish()
         os._exit(self.outcome.exit_code)
+
+
+def _note_on(command: Any) -> str:
+    """Return a sentence on a command that a program starts, or ""."""
+    whole = isinstance(command, (str, bytes, os.PathLike))
+    words = os.fsdecode(command).split() if whole else [os.fsdecode(word) for word in command]
+    name = Path(words[0]).name if words else ""
+    if name == "nvidia-smi":
+        return _NO_TOOL
+    return _NOT_MEASURED if re.fullmatch(r"python[\d.]*|torchrun|accelerate", name) else ""
 
 
 def own_line(frame: FrameType, number: int) -> str:

@@ -16,7 +16,7 @@ PYTORCH_SETTINGS = {
     "expandable": "expandable_segments:True",
     "async": "backend:cudaMallocAsync",
 }
-POOLS = {"mempool": "plain", "mempool-growing": "growing"}
+POOLS = {"mempool": "growing", "mempool-plain": "plain"}
 ALLOCATORS = (*PYTORCH_SETTINGS, *POOLS)
 
 
@@ -33,6 +33,8 @@ class Job:
         limit_bytes: most bytes that PyTorch's allocator may hold on each device, or None.
         ranks: number of training processes of which the program is told to be the first.
         allow_writes: leave checkpoints where the program writes them.
+        select: "none" or "all", the elements that masks select whose values are unknown.
+        check_streams: look for memory that two streams use without an order.
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
         folder: folder for the result, and for redirected checkpoints.
@@ -47,6 +49,8 @@ class Job:
     limit_bytes: int | None = None
     ranks: int = 1
     allow_writes: bool = False
+    select: str = "none"
+    check_streams: bool = False
     history: bool = True
     plan: str | None = None
 
@@ -83,6 +87,8 @@ class Outcome:
         message: the error or the reason for the end, in one line; "" if all went well.
         line: place in the program where it ended, as ``file:line``, or "".
         value_reads: places at which the program read a value from the device -> number of reads.
+        shape_reads: places at which the shape of a result depended on such values -> number of results.
+        stream_faults: pairs of kernels that use the same memory on two streams without an order.
         redirected: files that were written elsewhere.
         notes: further sentences for the user.
         seconds: host seconds of the run.
@@ -106,6 +112,8 @@ class Outcome:
     message: str = ""
     line: str = ""
     value_reads: dict[str, int] = field(default_factory=dict)
+    shape_reads: dict[str, int] = field(default_factory=dict)
+    stream_faults: list[str] = field(default_factory=list)
     redirected: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
 from mempool.rehearsal import child, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
+from mempool.rehearsal.kernel_arguments import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +43,14 @@ class Machine:
     devices: int = 1
     values: str = "zero"
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the devices."""
+        return (9, 0) if self.card is None else self.card.capability
+
     def settings(self, installation: Installation) -> str:
         """Return the settings of the stand-in."""
-        capability = (9, 0) if self.card is None else self.card.capability
+        capability = self.capability
         major, _, minor = installation.cuda.partition(".")
         values = {
             "devices": self.devices,
@@ -81,6 +87,7 @@ class Stage:
         self._libraries.mkdir()
         standin.write_libraries(self._libraries, self.installation)
         self._runs = 0
+        self._arguments: Path | None = None  # table of the kernels' arguments
 
     def new_folder(self) -> Path:
         """Return a new folder for one run."""
@@ -89,13 +96,14 @@ class Stage:
         folder.mkdir()
         return folder
 
-    def run(self, job: Job, machine: Machine, *, output: int | None = None) -> Outcome:
+    def run(self, job: Job, machine: Machine, *, output: int = 2) -> Outcome:
         """Run a program to its end, or to the end of its steps.
 
         Args:
             job: the program; ``job.folder`` gets ``history.pickle``, PyTorch's own snapshot, if asked for.
             machine: the devices.
-            output: file descriptor for what the program prints; None for this process's standard error.
+            output: file descriptor for what the program prints; by default standard error, whatever
+                ``sys.stderr`` is.
 
         Returns:
             The outcome. A program that dies by a signal has the outcome "signal".
@@ -105,7 +113,7 @@ class Stage:
             [sys.executable, *flags, *job.program],
             env=self._environment(job, machine),
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if output is None else output,
+            stdout=output,
             stderr=output,
         )
         try:
@@ -126,12 +134,21 @@ class Stage:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return Outcome(job.allocator, ended=ended, exit_code=code, message=f"the program ended by {how}")
 
+    def _argument_table(self, machine: Machine) -> Path:
+        if self._arguments is None:
+            self._arguments = self.folder / "arguments.txt"
+            write_table(self._arguments, self.installation.folder / "lib", machine.capability)
+        return self._arguments
+
     def _environment(self, job: Job, machine: Machine) -> dict[str, str]:
         before = os.environ.get("PYTHONPATH")
         path = str(_STARTUP) if before is None else os.pathsep.join((str(_STARTUP), before))
+        settings = machine.settings(self.installation)
+        if job.check_streams:
+            settings += f",arguments={self._argument_table(machine)}"
         environment = os.environ | {
             "PYTHONPATH": path,
-            standin.SETTINGS: machine.settings(self.installation),
+            standin.SETTINGS: settings,
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),
             # Compilers of kernels need a device; the same graph runs operation by operation.

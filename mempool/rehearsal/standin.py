@@ -39,6 +39,8 @@ _REPLACED = re.compile(
 )
 #: Functions that answer through their arguments: a call that the stand-in lacks must not seem to succeed.
 _ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
+#: Beginning of the stand-in's fault for memory that two streams use.
+_UNORDERED = "memory is used by work of two streams that nothing orders: "
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
 
 
@@ -149,6 +151,18 @@ def load(folder: Path) -> None:
     ctypes.CDLL(str(folder / _GENERATED), mode=ctypes.RTLD_GLOBAL)
     for library in sorted(folder.glob("standin-*")):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def stream_faults() -> list[str]:
+    """Return the pairs of kernels that the stand-in saw use memory on two streams without an order."""
+    library, text = ctypes.CDLL(str(LIBRARY)), ctypes.create_string_buffer(1 << 12)
+    found = []
+    for index in range(library.fake_faults()):
+        library.fake_fault(ctypes.c_size_t(index), text, ctypes.c_size_t(len(text)))
+        fault, _, kernels = text.value.decode("utf-8", "replace").partition(_UNORDERED)
+        if kernels and not fault:
+            found.append(kernels)
+    return found
 
 
 def has_gpu() -> bool:

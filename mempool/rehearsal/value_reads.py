@@ -9,42 +9,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Methods of a tensor that return its values to the program, or whose result's shape depends on the values.
-_READS = (
-    *("__bool__", "__float__", "__int__", "__index__", "item", "tolist"),
-    *("nonzero", "unique", "masked_select"),
-)
-_FUNCTIONS = ("nonzero", "argwhere", "unique", "unique_consecutive", "masked_select")
+#: Methods of a tensor that return its values to the program.
+_READS = ("__bool__", "__float__", "__int__", "__index__", "item", "tolist")
+#: Methods and functions whose result's shape depends on values; masks see `mempool.rehearsal.value_rules`.
+_SHAPES = ("unique", "unique_consecutive")
 _MOST = 1000  #: places to remember
 
 
-def install(places: dict[str, int]) -> None:
-    """Count the reads at each innermost line of the program, in a table of ``file:line`` -> number."""
+def install(reads: dict[str, int], shapes: dict[str, int]) -> None:
+    """Count reads, and results of unknown shape, at each innermost line of the program.
+
+    Args:
+        reads: table of ``file:line`` -> number of reads.
+        shapes: the same for results whose shape depends on values.
+    """
     import torch
 
     for name in _READS:
-        setattr(torch.Tensor, name, _counting(getattr(torch.Tensor, name), places))
-    for name in _FUNCTIONS:
-        setattr(torch, name, _counting(getattr(torch, name), places))
-    select, counted = torch.Tensor.__getitem__, _counting(torch.Tensor.__getitem__, places)
-
-    def get_item(tensor: Any, index: Any) -> Any:
-        parts = index if isinstance(index, tuple) else (index,)
-        masked = any(isinstance(part, torch.Tensor) and part.dtype is torch.bool for part in parts)
-        return (counted if masked else select)(tensor, index)
-
-    torch.Tensor.__getitem__ = get_item
+        setattr(torch.Tensor, name, _counting(getattr(torch.Tensor, name), reads))
+    for name in _SHAPES:
+        for owner in (torch.Tensor, torch):
+            setattr(owner, name, _counting(getattr(owner, name), shapes))
 
 
 def _counting(method: Callable[..., Any], places: dict[str, int]) -> Callable[..., Any]:
-    from mempool.rehearsal.child import program_line
-
     @functools.wraps(method)
     def read(tensor: Any, *args: Any, **options: Any) -> Any:
         if tensor.device.type == "cuda":
-            place = program_line(sys._getframe(1))
-            if place in places or len(places) < _MOST:
-                places[place] = places.get(place, 0) + 1
+            note(places, sys._getframe(1))
         return method(tensor, *args, **options)
 
     return read
+
+
+def note(places: dict[str, int], frame: Any) -> None:
+    """Count the innermost line of the program in a stack."""
+    from mempool.rehearsal.child import program_line
+
+    place = program_line(frame)
+    if place in places or len(places) < _MOST:
+        places[place] = places.get(place, 0) + 1

@@ -224,8 +224,8 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed", line_width=1.5)
     plot.scatter("time", "bytes", source=peak, marker="inverted_triangle", size=11, color="#d55e00")
     label = LabelSet(
-        x="time", y="bytes", text="text", source=peak, text_align="align", x_offset="beside", y_offset=-20,
-        text_font_size="12px",
+        x="time", y="bytes", text="text", source=peak, text_align="align", x_offset="beside", y_offset=5,
+        text_font_size="12px", background_fill_alpha=0.7,
     )  # fmt: skip
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(label)

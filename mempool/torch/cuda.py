@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mempool import _core, sharing
+from mempool import _core, cuda, sharing
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from mempool.reporting.report import Report
+    from mempool.settings import Memory
 
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
 #: PyTorch's allocator object, once replaced by the pool's: the object and its functions are in use until the
@@ -57,6 +58,8 @@ class CudaPool(TensorPool):
     #: Streams never share addresses by default: PyTorch allows a program to wait for another stream's use of
     #: a tensor after the free, if only before the own stream's next allocation.
     wait_bytes = NEVER
+    #: Growing memory holds the fewest bytes; a device without it, or an old driver, has plain memory.
+    memory = "growing"
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
         """Make a pool for the device of this index, or for the first device that a tensor is made on.
@@ -71,7 +74,10 @@ class CudaPool(TensorPool):
         memory = settings(memory=options.get("memory")).memory
         options["share"] = sharing.pool_of(options.get("share"), index)
         try:
-            self._cuda = sharing.cuda_device(index, driver, options["share"], memory)
+            if memory is None and options["share"] is None:
+                self._cuda, options["memory"] = _growing_or_plain(index, driver)
+            else:
+                self._cuda = sharing.cuda_device(index, driver, options["share"], memory or self.memory)
         except UsageError:
             _refuse_without_cuda()  # raises a better message
             raise
@@ -121,6 +127,14 @@ class CudaPool(TensorPool):
         return super().report() if self._final is None else self._final
 
 
+def _growing_or_plain(index: int | None, driver: str) -> tuple[_core.CudaDevice, Memory]:
+    """Return a device that chooses plain memory where there is no growing memory, and the kind until then."""
+    try:
+        return _core.CudaDevice(index, driver=driver, memory="growing", else_plain=True), "growing"
+    except RuntimeError:  # no driver, which plain memory refuses too, or one before CUDA 10.2
+        return cuda.device(index, driver), "plain"
+
+
 def _refuse_without_cuda() -> None:
     import torch
 
@@ -167,8 +181,8 @@ def _keep_benchmark_off() -> None:
     """Keep cuDNN's benchmark off: it queries a value that no pluggable allocator provides; PyTorch raises."""
     import torch
 
-    plain = getattr(torch._C, "_set_cudnn_benchmark", None)
-    if plain is None or getattr(plain, "_mempool", False):
+    plain = torch._C._set_cudnn_benchmark
+    if getattr(plain, "_mempool", False):
         return
 
     def set_benchmark(value: Any) -> None:
@@ -178,6 +192,8 @@ def _keep_benchmark_off() -> None:
 
     set_benchmark._mempool = True  # type: ignore[attr-defined]
     torch._C._set_cudnn_benchmark = set_benchmark
+    # `torch.backends.cudnn.benchmark` is a property with a reference of its own to the function.
+    vars(type(torch.backends.cudnn))["benchmark"].setter = set_benchmark
     if torch._C._get_cudnn_benchmark():
         set_benchmark(value=True)
 

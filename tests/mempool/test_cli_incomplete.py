@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import run_case, shared_case
 from snapshots import event, segment, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from answers import Cli
 
     Maker = Callable[[Path], None]
 
 MIB = 1 << 20
-CASES = Path(__file__).parents[2] / "../shared/cases"
 FRAMES = [
     {"name": "at::_ops::mm::call(at::Tensor const&)", "filename": "Ops.cpp", "line": 1},
     {"name": "forward", "filename": "/me/train.py", "line": 12},
 ]
 LOG = ["Thread,Time,Action,Pointer,Size,Stream", "1,1.0,allocate,0x100,64,0"]
-
-
-def shared(name: str) -> str:
-    if not (CASES / name).exists():
-        pytest.skip(f"{CASES / name} is not here")
-    return str(CASES / name)
 
 
 def held(*sizes: int) -> list[dict[str, Any]]:
@@ -325,13 +319,13 @@ def test_recorded_allocator_covers_devices_with_reserved_bytes_only(tmp_path: Pa
 def test_shared_files_are_answered_with_their_missing_facts(
     name: str, facts: dict[str, Any], failed: int | None, cli: Cli
 ) -> None:
-    [device] = cli.answer("info", shared(name))["per_device"]
+    [device] = cli.answer("info", shared_case(name))["per_device"]
     assert {key: device[key] for key in facts} == facts
     assert (device["refused"] or {}).get("size_bytes") == failed
 
 
 def test_shared_profiler_trace_counts_the_weights(cli: Cli) -> None:
-    path = shared("profiler_weights.json")
+    path = shared_case("profiler_weights.json")
     shown = cli.answer("info", path)
     assert shown["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
     assert shown["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
@@ -342,16 +336,22 @@ def test_shared_profiler_trace_counts_the_weights(cli: Cli) -> None:
 
 def test_shared_snapshots_name_the_same_line_on_windows_and_linux(cli: Cli) -> None:
     for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
-        [device] = cli.answer("info", shared(name), "--frames")["per_device"]
+        [device] = cli.answer("info", shared_case(name), "--frames")["per_device"]
         assert [share["frame"] for share in device["frames"]] == ["model.py:42"]
 
 
 def test_shared_annotations_are_phases_and_modules(cli: Cli) -> None:
-    [device] = cli.answer("info", shared("annotated.pickle"))["per_device"]
+    [device] = cli.answer("info", shared_case("annotated.pickle"))["per_device"]
     assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"forward": 20}
     assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
 
 
 def test_shared_private_pools_need_the_recorded_bytes(cli: Cli) -> None:
-    rows = by_allocator(cli, shared("pools.pickle"))
+    rows = by_allocator(cli, shared_case("pools.pickle"))
     assert {rows[name]["peak_reserved_bytes"] for name in ("recorded", "pytorch", "planned")} == {600 * MIB}
+
+
+def test_shared_scripts_of_recordings_pass_their_own_checks() -> None:
+    run_case("segments_list.py")
+    run_case("out_of_memory.py")
+    run_case("profiler_times.py", {'"where"': '"per_device"'})

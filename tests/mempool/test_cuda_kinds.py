@@ -156,8 +156,10 @@ def test_pool_does_without_a_plan_larger_than_the_device(
             train(small)
             assert small.report().to_dict()["misses"] == 0
         else:
+            small.free(small.allocate(20 * MIB))  # as planned, so that the pool asks for the arena
             small.planner._log_news()
-            assert "an arena of 60 MiB cannot be had from the device, which has 50 MiB free" in caplog.text
+            refused = "an arena of 60 MiB cannot be had from the device, which has 30 MiB free of 50 MiB"
+            assert refused in caplog.text
             live = [small.allocate(20 * MIB), small.allocate(20 * MIB)]
             with pytest.raises(OutOfMemoryError, match="20,971,520 bytes asked for"):
                 small.allocate(20 * MIB)
@@ -472,3 +474,34 @@ def test_waiting_for_the_device_releases_the_interpreter_lock(fake: FakeCuda, ca
             assert len(ticks) > 8  # of sixty, where nothing else runs
         assert fake.calls("cuCtxSynchronize") > 0
         fake.slow("cuCtxSynchronize", 0)
+
+
+# --- growing memory where it exists
+
+
+@pytest.mark.parametrize("index", [None, 0])
+@pytest.mark.parametrize("kind", ["plain", "growing"])
+def test_device_without_growing_memory_has_plain_memory(fake: FakeCuda, kind: str, index: int | None) -> None:
+    """The device decides at its first tensor, since the question starts the driver."""
+    fake.set_attribute(HAS_PAGES, int(kind == "growing"))
+    device = _core.CudaDevice(index, driver=fake.driver, memory="growing", else_plain=True)
+    with Pool(device, background=False) as pool:
+        if index is not None:
+            assert not device.bind(1)
+        assert device.bind(0)
+        pool.client.device_is_bound()
+        assert device.kind == kind
+        before = fake.calls("cuMemAlloc_v2")
+        pool.free(pool.allocate(8 * MIB))
+        assert (fake.calls("cuMemAlloc_v2") > before) == (device.kind == "plain")
+    assert device.errors == 0
+
+
+def test_small_address_space_serves_several_buffers_from_a_segment(fake: FakeCuda) -> None:
+    """The driver refuses the address space for all of the GPU's memory."""
+    pool = _core.Pool(device=fake.device(memory="growing"))
+    client = _core.Client(pool, "test")
+    for _ in range(24):
+        client.allocate(MIB // 2)
+    assert pool.stats()["segments"] == 1
+    assert pool.stats()["reserved"]["current"] == 12 * MIB

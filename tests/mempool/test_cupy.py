@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from answers import Cli
     from fake_cuda import FakeCuda
 
     from mempool.cupy import CupyPool
@@ -321,8 +322,13 @@ def test_settings_of_the_environment_hold(platform: FakePlatform, monkeypatch: p
 # --- out of memory
 
 
-def test_out_of_memory_is_cupys_error_and_ours_with_our_numbers(current: Current) -> None:
-    with install(FakePlatform(current, lambda _: simulated(capacity=8 * MIB))) as pool:
+def test_out_of_memory_is_cupys_error_and_ours_with_our_numbers(
+    current: Current, tmp_path: Path, cli: Cli
+) -> None:
+    """And a recording that `info` counts the failed requests of."""
+    path = tmp_path / "run.trace"
+    small = FakePlatform(current, lambda _: simulated(capacity=8 * MIB))
+    with install(small, record=str(path)) as pool:
         kept = cupy.ndarray((5 * MIB,), "u1")
         for kind in (cupy.cuda.memory.OutOfMemoryError, OutOfMemoryError, MemoryError):
             with pytest.raises(kind, match=f"{4 * MIB:,} bytes asked for; {5 * MIB:,} live") as caught:
@@ -333,6 +339,12 @@ def test_out_of_memory_is_cupys_error_and_ours_with_our_numbers(current: Current
         del kept, caught
         assert cupy.ndarray((7 * MIB,), "u1").data.ptr != 0
         assert pool.used_bytes() == 0
+    [device] = cli.answer("info", path)["per_device"]
+    told = device["refused"]
+    assert (told["count"], told["size_bytes"], told["live_bytes"]) == (3, 4 * MIB, 5 * MIB)
+    first = cli.printed("info", path).splitlines()[0]
+    assert "out of memory: 3 requests failed, the largest for 4 MiB" in first
+    assert "with 5 MiB live" in first
 
 
 def test_cupys_own_pool_gives_back_its_blocks_before_out_of_memory(

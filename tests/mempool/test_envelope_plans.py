@@ -147,8 +147,6 @@ def test_invalid_least_sizes_are_refused() -> None:
     made.add_table(sequence=1, stream=0, sizes=np.array([600]), offsets=np.array([[0]]))
     with pytest.raises(ValueError, match="each table has least sizes"):
         Core().client.install(made)
-    with pytest.raises(ValueError, match="is no warm-up"):
-        Core().client.load(pattern(MOST, least=LEAST, cyclic=False), pattern(MOST))
 
 
 # --- with the planner
@@ -297,7 +295,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["step", "step at the end", "iteration"])
-def test_saved_envelope_serves_other_lengths_after_the_first_iteration(saved: Path, way: str) -> None:
+def test_saved_envelope_serves_other_lengths_from_the_first_iteration(saved: Path, way: str) -> None:
     """The first iteration creates optimizer state, which resembles gradients, and stays."""
     assert any(plan.pattern.least is not None for plan in read_plans(saved).plans)
     with Pool(simulated(), background=False, plan=saved) as pool:
@@ -310,16 +308,17 @@ def test_saved_envelope_serves_other_lengths_after_the_first_iteration(saved: Pa
                     pool.step()
                 iteration(number)
                 if number == 0:
+                    hits = pool.client.stats()["outcomes"]["hit"]
                     state = [memory.allocate(4096 + 512 * k) for k in range(24)]
+                    assert pool.client.stats()["outcomes"]["hit"] == hits
                 if way == "step at the end":
                     pool.step()
             pool.plan_now()
             after = pool.client.stats()["outcomes"]
             misses = sum(after[kind] - before[kind] for kind in after if kind != "hit")
-            if number == 0:
-                assert after["hit"] == 0
             # The first mark may be the end of the first iteration, or its beginning.
             assert misses == 0 or number < 3
+        assert hits > 0
         assert len(state) == 24
 
 

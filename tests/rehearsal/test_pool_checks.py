@@ -1,45 +1,42 @@
-"""The pool's checks of a GPU that read no computed value, on PyTorch's CUDA build and the stand-in."""
+"""The pool's checks of a GPU (tests/gpu/checks.py) on PyTorch's CUDA build and the stand-in."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import alone, run_each_alone
 
-from mempool.errors import UsageError
-from mempool.rehearsal import Machine, standin
+GPU = Path(__file__).parents[1] / "gpu"
+sys.path.insert(0, str(GPU))
 
-CHECKS = Path(__file__).parents[1] / "gpu" / "checks.py"
+if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
+    import checks
+    import standin_torch
 
+    import mempool.torch
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a process on the stand-in."""
-    try:
-        installation = standin.find_installation()
-    except UsageError:
-        pytest.skip("no CUDA build of PyTorch is installed")
-    folder = tmp_path_factory.mktemp("libraries")
-    standin.write_libraries(folder, installation)
-    return os.environ | {
-        "PYTHONPATH": str(Path(standin.__file__).with_name("startup")),
-        standin.FOLDER: str(folder),
-        standin.SETTINGS: Machine().settings(installation),
-    }
+#: Checks of requests, which have the same answer on each kind of memory.
+EACH_MEMORY = ["record_stream", "graphs", "limits", "planned"]
+CHECKS = ["autograd_threads", "out_of_memory", "statistics", "snapshots", "loader"]
 
 
-@pytest.mark.parametrize("check", ["statistics", "snapshots", "limits", "planned", "background"])
-@pytest.mark.parametrize("memory", ["plain", "growing"])
-def test_check_of_a_gpu_holds_on_the_standin(environment: dict[str, str], check: str, memory: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(CHECKS), check],
-        env=environment | {"MEMPOOL_MEMORY": memory},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("holds\n", 0), done.stderr[-2000:]
+@pytest.mark.parametrize(
+    ("check", "memory"),
+    [
+        *((check, "plain") for check in EACH_MEMORY + CHECKS),
+        *((check, "growing") for check in EACH_MEMORY),
+        *(
+            (check, "managed") for check in EACH_MEMORY if check != "limits"
+        ),  # managed memory is the host's, too
+    ],
+)
+@alone
+def test_check_of_a_gpu_holds(check: str, memory: str) -> None:
+    checks.CHECKS[check](mempool.torch.install(device="cuda", memory=memory))
+    assert standin_torch.driver().faults == []
+
+
+if __name__ == "__main__":
+    run_each_alone(globals())

@@ -96,6 +96,9 @@ def test_vision_program_with_workers_amp_and_checkpoints_runs_unchanged(cli: Cli
     peaks = run["step_peak_bytes"]
     assert peaks[1] == peaks[2] == peaks[3] > 8 * 64 * 32 * 32 * 4  # float32 of one convolution's output
     assert run["redirected"] == ["last.pt"]
+    notes = " ".join(run["notes"])
+    assert "starts Python processes" in notes
+    assert "calls nvidia-smi" in notes
     assert not Path("last.pt").exists()
 
 
@@ -105,6 +108,34 @@ def test_graph_of_a_compiled_model_is_captured_and_its_checkpoint_written_if_all
     assert run["peak_allocated_bytes"] > 2 * 256 * 256 * 4
     assert run["redirected"] == []
     assert Path("kept.pt").stat().st_size > 256 * 256 * 4
+
+
+def test_linear_algebra_sparse_matrices_transforms_and_random_numbers_run(cli: Cli) -> None:
+    out, err = cli.run("rehearse --json", PROGRAMS / "libraries.py")
+    run = json.loads(out)
+    assert (run["ended"], run["exit_code"], run["message"]) == ("program", 0, "")
+    assert "lacks" not in err
+
+
+def test_finite_values_pass_and_unknown_masks_select_none_or_all_as_asked(cli: Cli) -> None:
+    for select, selected in (("none", 0), ("all", 32)):
+        run = rehearse(cli, f"--steps 2 --select {select}", "values.py", f"{select}.json")
+        assert (run["steps"], run["ended"], run["message"]) == (2, "steps", "")
+        assert json.loads(Path(f"{select}.json").read_text()) == {
+            "repeats": 48,
+            "mask": 8,
+            "computed repeats": 32,
+            "computed mask": selected,
+        }
+        lines = {where.rpartition("/")[2] for where in run["shape_reads"]}
+        assert lines == {place("values.py", mark) for mark in ("repeats", "mask")}
+
+
+def test_memory_freed_during_use_by_a_second_stream_is_seen_without_record_stream(cli: Cli) -> None:
+    for run in rehearse(cli, "--check-streams -a native,mempool", "streams.py"):
+        assert (run["ended"], run["message"]) == ("program", "")
+        assert [fault.count("vectorized_elementwise_kernel<") for fault in run["stream_faults"]] == [2]
+        assert "FillFunctor" in run["stream_faults"][0]
 
 
 def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
@@ -141,6 +172,15 @@ def test_lack_of_memory_in_a_backward_pass_has_the_line_that_calls_the_pass(cli:
     run = rehearse(cli, "--limit 10GiB", "backward.py", code=1)
     assert (run["ended"], run["out_of_memory_in_step"]) == ("out of memory", 1)
     assert ends(run["line"], "backward.py", "too much")
+
+
+def test_long_program_without_steps_has_its_peak_although_the_history_takes_time(cli: Cli) -> None:
+    """Longer than a program has to end after its last step."""
+    lines = ["import time, torch", "x = torch.zeros(1 << 28, device='cuda')", "time.sleep(10)"]
+    Path("serve.py").write_text("\n".join([*lines, "for _ in range(30_000): x[:1024] + 1"]))
+    run = rehearse(cli, "", f"{Path.cwd()}/serve.py")
+    assert (run["ended"], run["steps"]) == ("program", 0)
+    assert run["peak_allocated_bytes"] >= GIB
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,19 @@ def test_small_copies_read_back_and_computed_values_are_zero(cuda: Cuda) -> None
     assert cuda.read(block, 65537) == bytes(65537)
 
 
+@on_standin()
+def test_promised_values_read_back_until_the_range_is_written(cuda: Cuda) -> None:
+    block = cuda.get("cudaMalloc", MIB)
+    size, one = ctypes.c_size_t(MIB), ctypes.c_ubyte(1)
+    cuda.library.mempool_standin_promise(ctypes.c_void_p(block), size, one)
+    assert cuda.read(block + 5, 70_000) == b"\1" * 70_000
+    cuda.do("cudaMemset", block + 100, 0, 1)
+    assert cuda.read(block, 4) == bytes(4)
+    cuda.library.mempool_standin_promise(ctypes.c_void_p(block), size, one)
+    cuda.library.mempool_standin_forget(ctypes.c_void_p(block), size)
+    assert cuda.read(block, 4) == bytes(4)
+
+
 @on_standin("values=random")
 def test_random_values_are_0_or_1_in_every_eighth_byte(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", 8192), b"\x05" * 64
@@ -218,13 +231,45 @@ def test_graphs_hold_captured_work_until_they_are_launched(cuda: Cuda) -> None:
 
 
 @on_standin()
-def test_memory_that_a_graph_uses_is_a_fault_to_free(cuda: Cuda) -> None:
+def test_graph_whose_memory_was_freed_is_a_fault_to_launch(cuda: Cuda) -> None:
+    """PyTorch frees the memory before it destroys the graph."""
     stream, block = cuda.get("cudaStreamCreateWithFlags", 1), cuda.get("cudaMalloc", 64)
     cuda.do("cudaStreamBeginCapture", stream, 1)
     cuda.do("cudaMemsetAsync", block, 0, 64, stream)
-    cuda.get("cudaStreamEndCapture", stream, first=False)
+    graph = cuda.get("cudaStreamEndCapture", stream, first=False)
+    executable = cuda.get("cudaGraphInstantiate", graph, 0)
     cuda.do("cudaFree", block)
-    assert cuda.faults() == ["memory is freed that a graph uses"]
+    assert cuda.faults() == []
+    cuda.do("cudaGraphLaunch", executable, stream)
+    assert cuda.faults()[0] == "a graph is launched whose memory was freed"
+
+
+# --- other libraries
+
+
+@on_standin()
+def test_workspaces_of_decompositions_equal_lapack_sizes(cuda: Cuda) -> None:
+    sizes = {
+        "cusolverDnSgetrf_bufferSize": (0, 1000, 500, 0, 1000),
+        "cusolverDnDgeqrf_bufferSize": (0, 1000, 500, 0, 1000),
+        "cusolverDnCgesvd_bufferSize": (0, 1000, 500),
+        "cusolverDnSsyevd_bufferSize": (0, 1, 0, 300, 0, 300, 0),
+    }
+    found = [cuda.get(name, *given, kind=ctypes.c_int, first=False) for name, given in sizes.items()]
+    assert found == [64_000, 32_000, 97_000, 1 + 6 * 300 + 2 * 300 * 300]
+    on_device, on_host = ctypes.c_size_t(), ctypes.c_size_t(7)
+    double = 1
+    outputs = (ctypes.byref(on_device), ctypes.byref(on_host))
+    cuda.do("cusolverDnXpotrf_bufferSize", 0, 0, 0, 1000, double, 0, 1000, double, *outputs)
+    assert (on_device.value, on_host.value) == (8 * 64_000, 0)
+    left = cuda.get("cusparseCreateCsr", 10, 20, 7, 0, 0, 0, 0, 0, 0, 0)
+    assert cuda.get("cusparseSpSV_bufferSize", 0, 0, 0, left, 0, 0, 0, 0, 0, first=False) == 7 * 12
+    cuda.do("cusparseDestroySpMat", left)
+    for length, complex_type, bytes_ in ((1000, 5, 16 * 3 * 1000), (1009, 4, 8 * 3 * 2 * 2048)):
+        lengths = (ctypes.c_longlong * 1)(length)
+        plan = (0, 1, lengths, 0, 1, 0, 4, 0, 1, 0, 4, 3, ctypes.byref(on_device), complex_type)
+        cuda.do("cufftXtMakePlanMany", *plan)
+        assert on_device.value == bytes_
 
 
 # --- devices

@@ -81,7 +81,9 @@ _TYPES = {
 
 
 class FakeCuda:
-    """A driver with so many devices. Streams are of the first one's primary context, if no other is named.
+    """A driver with so many devices, or as it is.
+
+    Streams are of the first one's primary context, if no other is named.
 
     Work is done when ``finish`` lets its stream go on, or when somebody waits for it.
 
@@ -89,7 +91,7 @@ class FakeCuda:
         by_hand: the test gives memory back itself, or does not.
     """
 
-    def __init__(self, library: Path, devices: int = 2) -> None:
+    def __init__(self, library: Path, devices: int | None = 2) -> None:
         self.driver = str(library)
         self.by_hand = False
         self._library = ctypes.CDLL(self.driver)
@@ -98,7 +100,8 @@ class FakeCuda:
             arguments, _, answer = signature.partition(">")
             function.argtypes = [_TYPES[kind] for kind in arguments]
             function.restype = _TYPES[answer] if answer else None
-        self.reset(devices)
+        if devices is not None:
+            self.reset(devices)
 
     def _call(self, name: str, *arguments: int | bytes | None) -> int:
         return getattr(self._library, f"fake_{name}")(*arguments) or 0

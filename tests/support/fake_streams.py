@@ -92,7 +92,7 @@ class FakeRuntime:
     def synchronize(self) -> None:
         self.finish()
 
-    def capturing(self) -> bool:
+    def capturing(self, stream: Stream | None = None) -> bool:
         return self.graph
 
     def event(self, stream: Stream, *, timing: bool = False) -> Event:

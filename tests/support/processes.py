@@ -35,14 +35,14 @@ def told_by(script: Path, *arguments: str) -> dict[str, Any]:
 def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
     """A test that runs in a process of its own, since what it does to that cannot be undone.
 
-    Its fixtures come to it as text. It must end well and say nothing on stderr, warnings included. Its file
-    ends with ``run_each_alone(globals())`` for the case that it is the program, which forks for each test.
+    Its fixtures and parameters come to it as text. It must end well and say nothing on stderr, warnings
+    included. Its file ends with ``run_each_alone(globals())`` for the case that it is the program, which
+    forks for each test.
     """
-    names = list(inspect.signature(test).parameters)
 
     @functools.wraps(test)
-    def in_a_process(request: pytest.FixtureRequest) -> None:
-        fixtures = {name: str(request.getfixturevalue(name)) for name in names}
+    def in_a_process(request: pytest.FixtureRequest, **given: Any) -> None:
+        fixtures = {name: str(value) for name, value in given.items()}
         server: subprocess.Popen[str] = request.getfixturevalue("forking_process")
         folder: Path = request.getfixturevalue("tmp_path")
         assert server.stdin
@@ -53,15 +53,25 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
         assert (code, stderr) == (0, ""), stderr[-3000:]
         assert (folder / "stdout").read_text().endswith(_RAN)
 
-    del in_a_process.__wrapped__  # type: ignore[attr-defined]  # pytest would look for its fixtures
+    signature = inspect.signature(test)
+    request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    in_a_process.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[request, *signature.parameters.values()]
+    )
     in_a_process.alone = test  # type: ignore[attr-defined]
     return in_a_process
 
 
 @contextlib.contextmanager
-def forking(file: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported a test file and forks for each of its tests."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OPENBLAS_NUM_THREADS": "1"}
+def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported a test file and forks for each of its tests.
+
+    Args:
+        file: the test file.
+        startup: a folder that comes before all others on the path of modules.
+    """
+    folders = [str(folder) for folder in (startup, Path(__file__).parent) if folder is not None]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", str(file)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,12 @@ class LazyEngine:
         """Nothing runs beside the program."""
 
     def note_stream(self) -> None:
-        """There is one stream."""
+        """There is one stream, and no graph."""
+
+    current_stream = check_reload = begin_capture = end_capture = is_capturing = note_stream
+
+    def on(self, _: None) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def reserve(self, size: int) -> None:
         """There is nothing that takes long."""

@@ -6,7 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,32 +179,3 @@ def forking_process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen
     """The process from which the tests of a file are forked that run alone."""
     with forking(request.path) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def driver(folder: Path) -> Path:
-    """A CUDA driver without a GPU: see mempool/rehearsal/native/driver/."""
-    sys.path.insert(0, str(TESTS / "native"))
-    import build
-
-    return build.build_driver(folder)
-
-
-@pytest.fixture(scope="session")
-def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that calls an allocator as PyTorch does, built against the installed torch."""
-    import torch
-
-    root, headers = Path(torch.__file__).parent, Path(sysconfig.get_paths()["include"])
-    if not (headers / "Python.h").exists():
-        pytest.skip("this Python has no headers")
-    sys.path.insert(0, str(TESTS / "native"))
-    import build
-
-    library = tmp_path_factory.mktemp("translated") / "translated.so"
-    command = [build.compiler(), "-std=c++20", "-fPIC", "-shared", "-w"]
-    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    command += [f"-I{root / 'include'}", f"-I{headers}", str(TESTS / "native" / "torch_translated.cpp")]
-    command += ["-o", str(library), f"-L{root / 'lib'}", "-ltorch_python", "-lc10"]
-    subprocess.run(command, check=True, capture_output=True)
-    return library

@@ -1,4 +1,4 @@
-"""PyTorch's tensors on memory that others use too: see also tests/mempool/test_sharing.py."""
+"""PyTorch's tensors on memory that arrays use too; on CUDA: tests/rehearsal/test_pool_install.py."""
 
 from __future__ import annotations
 
@@ -10,99 +10,10 @@ from processes import alone, run_each_alone
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from cuda_torch import CudaTorch
-
 import mempool.numpy
 import mempool.torch
-from mempool import Pool, UsageError
-from mempool.cuda_callbacks import CallbackPool
 
 MIB = 1 << 20
-
-
-def install(driver: str, **options: object) -> mempool.torch.TensorPool:
-    return mempool.torch.install(device="cuda", driver=driver, **{"background": False, **options})
-
-
-def other_on(driver: str, **options: object) -> CallbackPool:
-    return CallbackPool(0, driver=driver, name="other", background=False, **options)
-
-
-# --- on CUDA
-
-
-@alone
-def test_memory_moves_between_pytorch_and_another_client_and_back(driver: str) -> None:
-    on = CudaTorch(driver)
-    other = other_on(driver)
-    pool = install(driver, share=other)
-    where = on.alloc(MIB)
-    reserved = other.core.stats()["reserved"]["current"]
-    on.free(where)
-    assert other.take(MIB) == where
-    assert pool.report().to_dict()["requested_bytes"] == 0
-    assert other.report().to_dict()["requested_bytes"] == MIB
-    other.give(where, 0)
-    assert on.alloc(MIB) == where
-    assert other.core.stats()["reserved"]["current"] == reserved
-    assert on.fake.faults == []
-
-
-@alone
-def test_each_client_replays_its_plan(driver: str) -> None:
-    on = CudaTorch(driver)
-    pool = install(driver)
-    on.free(on.alloc(MIB))  # now it is known which device it is
-    other = CallbackPool(None, driver=driver, share=pool, name="other", background=False)
-    for _ in range(12):
-        pool.step()
-        on.iteration()
-        pool.plan_now()
-        other.step()
-        kept = [other.take(size) for size in range(4096, 40_000, 4096)]
-        for address in kept:
-            other.give(address, 0)
-        other.plan_now()
-    assert pool.report().to_dict()["hit_rate"] == other.report().to_dict()["hit_rate"] == 1.0
-    assert on.fake.faults == []
-
-
-@alone
-def test_shared_device_is_pytorchs_device(driver: str) -> None:
-    on = CudaTorch(driver)
-    pool = install(driver)
-    other = CallbackPool(None, driver=driver, share=pool, background=False)
-    other.bind(1)
-    assert pool.index == 1
-    address = on.alloc(MIB, device=1)
-    assert other.core.owns(address)
-
-
-@alone
-def test_shared_streams_need_consent(driver: str) -> None:
-    CudaTorch(driver)
-    with pytest.raises(UsageError, match="make that pool with wait_bytes='never'"):
-        install(driver, share=other_on(driver, wait_bytes=0))
-    with pytest.raises(UsageError, match="is no pool of a CUDA device"):
-        install(driver, share=Pool(background=False))
-    install(driver, share=other_on(driver, wait_bytes=0), wait_bytes=0)
-
-
-@alone
-def test_next_pool_on_the_same_memory_counts_leftovers(driver: str) -> None:
-    on = CudaTorch(driver)
-    other = other_on(driver)
-    former = install(driver, share=other)
-    kept = on.alloc(MIB)
-    former.close()
-    pool = install(driver, share=other)
-    assert pool.report().to_dict()["requested_bytes"] == MIB
-    on.free(kept)
-    assert pool.report().to_dict()["requested_bytes"] == 0
-    assert on.fake.faults == []
-
-
-# --- on the host
 
 
 @alone

@@ -449,3 +449,11 @@ class TestCompiledLibrary:
             print("well")
         """
         assert run(script, MEMPOOL_CACHE=str(tmp_path)) == "well\n"
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch is a CUDA build")
+@pytest.mark.parametrize("driver", ["libcuda.so.1", "libno-such.so"])
+def test_install_on_cuda_refuses_a_cpu_build(driver: str) -> None:
+    with pytest.raises(UsageError, match="built without CUDA"):
+        mempool.torch.install(device="cuda", driver=driver)
+    assert not mempool.torch.is_installed()

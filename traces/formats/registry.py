@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from traces.errors import TraceError
-from traces.formats import chrome, cupy_hook, minimalloc, parquet, rmm_log, snapshot
+from traces.formats import chrome, cupy_hook, flight, minimalloc, parquet, rmm_log, snapshot
 from traces.formats.text_files import Head, read_head
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ FORMATS = (
     Format("trace", "a trace", parquet.is_trace, parquet.read_trace),
     Format("plan", "a plan", parquet.is_plan, None),
     Format("snapshot", "a snapshot", snapshot.is_snapshot, snapshot.read_snapshot),
+    Format("flight", "a flight recorder's file", flight.is_flight, flight.read_flight),
     Format("rmm", "a log of RMM", rmm_log.is_log, rmm_log.read_rmm_log, rmm_log.iter_rmm_log),
     Format(
         "cupy",

@@ -48,6 +48,12 @@ class WarmUp:
     position: NDArray[np.int64]
     marks: NDArray[np.int64]
 
+    def until(self, count: int) -> WarmUp:
+        """Return the first ``count`` allocations."""
+        return WarmUp(
+            self.sequence[:count], self.size[:count], self.position[:count], self.marks[self.marks <= count]
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
@@ -204,8 +210,7 @@ class _Builder:
             event=self._w.event[self._rows],
             unresolved=unresolved,
             coverage=self._coverage(stays),
-            # An envelope's first iterations have sizes that may never recur.
-            warm_up=self._warm_up(buffers) if whole_recording and self._w.least is None else None,
+            warm_up=None if not whole_recording else self._warm_up(buffers),
             reach=reach,
             lasting=lasting,
             least=None if self._w.least is None else self._w.least[self._rows],
@@ -275,17 +280,42 @@ class _Builder:
         peak = int(everything.argmax())
         return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
-    def _warm_up(self, buffers: Buffers) -> WarmUp:
+    def _warm_up(self, buffers: Buffers) -> WarmUp | None:
+        return self._steady_warm_up(buffers) if self._w.least is None else self._first_iteration(buffers)
+
+    def _first_iteration(self, buffers: Buffers) -> WarmUp | None:
+        """Return the warm-up of an envelope: the program's first iteration, whose sizes may never recur.
+
+        Without the buffers that outlive it, such as parameters, the iteration must have the envelope's
+        allocations. None: it differs.
+        """
+        w = self._w
+        assert w.least is not None
+        ends = w.marks[w.marks >= len(self._rows)]
+        before = np.arange(ends[0])
+        position = np.full(len(before), -1, np.int64)
+        passing = self._is_passing(before)
+        own = w.sequence[self._rows]
+        for sequence in w.groups:
+            rows = before[(w.sequence[before] == sequence) & passing]
+            steady = np.flatnonzero((own == sequence) & ~buffers.persistent)
+            if len(rows) < len(steady):
+                return None
+            rows = rows[len(rows) - len(steady) :]
+            least, most = w.least[self._rows[steady]], w.size[self._rows[steady]]
+            if ((w.size[rows] < least) | (w.size[rows] > most)).any():
+                return None
+            position[rows] = steady
+        return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
+
+    def _steady_warm_up(self, buffers: Buffers) -> WarmUp:
         w = self._w
         steady_from = max(self._strange, default=-1) + 1
         starts = [int(w.bounds[window, 0]) for window in w.alike]
         before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
         position = np.full(len(before), -1, np.int64)
         when = np.full(len(before), _NEVER, np.int64)
-        # A buffer that outlives an iteration and a half is persistent, even if its size matches a planned
-        # one.
-        life = np.where(w.freed_before[before] < 0, len(w.sequence), w.freed_before[before]) - before
-        passing = 2 * life <= 3 * len(self._rows)
+        passing = self._is_passing(before)
         own = w.sequence[self._rows]
         for sequence in w.groups:
             rows = before[(w.sequence[before] == sequence) & passing]
@@ -293,6 +323,13 @@ class _Builder:
             position[rows], when[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady, len(own))
         position[self._outlives(buffers, before, position, when)] = -1
         return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
+
+    def _is_passing(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of the buffers that end within an iteration and a half: others are persistent."""
+        freed = self._w.freed_before[rows]
+        life = np.where(freed < 0, len(self._w.sequence), freed) - rows
+        passing: NDArray[np.bool_] = 2 * life <= 3 * len(self._rows)
+        return passing
 
     def _outlives(
         self,

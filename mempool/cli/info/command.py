@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from mempool.cli.info import memory_use
+from mempool.cli.info import flight_calls, memory_use
 from mempool.cli.options import Device, Frames, Json, Lenient  # noqa: TC001 - typer reads them from the signature
 from mempool.cli.output import console, facts, percent, print_caveats, print_json, table
 from mempool.cli.variants import describe_iterations, describe_rejected, print_variants, variant_answer
@@ -53,15 +53,21 @@ def info(
         mempool info buffers.csv --json
     """
     from mempool.cli.inputs import read_file
+    from traces.formats.registry import sniff
 
     given = read_file(
         file, whole=whole, main_only=True, lenient=lenient, device=device, several_devices="largest"
     )
     values = answer(given, largest, frames=frames, device=device)
+    is_flight = sniff(file) == "flight"
+    if is_flight:
+        values |= flight_calls.answer(file)
     if json:
         print_json(values)
-    else:
-        _print(file, given, values)
+        return
+    _print(file, given, values)
+    if is_flight:
+        flight_calls.show(values)
 
 
 def answer(

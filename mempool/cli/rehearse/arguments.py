@@ -66,6 +66,8 @@ def parse_request(given: dict[str, Any]) -> Request:
             raise typer.BadParameter(f"--allocator: no allocator {name!r}; there are {', '.join(ALLOCATORS)}")
     if given["values"] not in ("zero", "random"):
         raise typer.BadParameter(f"--values: {given['values']!r} is neither zero nor random")
+    if given["select"] not in ("none", "all"):
+        raise typer.BadParameter(f"--select: {given['select']!r} is neither none nor all")
     vary = parsed("--vary", parse_variation, given["vary"])
     if given["trace"] is not None and (len(allocators) > 1 or vary is not None):
         raise typer.BadParameter("--trace is of one run: name one allocator, and no --vary")
@@ -81,7 +83,7 @@ def parse_request(given: dict[str, Any]) -> Request:
     from mempool.units import parse_memory
 
     machine = Machine(parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"])
-    shared = ("steps", "seconds", "timeout", "ranks", "allow_writes")
+    shared = ("steps", "seconds", "timeout", "ranks", "allow_writes", "select", "check_streams")
     plan = given["plan"]
     return Request(
         program=tuple(given["program"]),

@@ -70,7 +70,7 @@ def rehearse(
             "--allocator",
             metavar="NAME[,NAME...]",
             autocompletion=complete_allocators,
-            help="native, expandable, async, mempool, mempool-growing; several make a table.",
+            help="native, expandable, async, mempool, mempool-plain; several make a table.",
         ),
     ] = "native",
     vary: Annotated[
@@ -91,6 +91,20 @@ def rehearse(
             help="The values that the program reads from the device.",
         ),
     ] = "zero",
+    select: Annotated[
+        str,
+        typer.Option(
+            metavar="none|all",
+            autocompletion=lambda incomplete: [v for v in ("none", "all") if v.startswith(incomplete)],
+            help="The elements that masks select whose values are unknown.",
+        ),
+    ] = "none",
+    check_streams: Annotated[
+        bool,
+        typer.Option(
+            "--check-streams", help="Find memory that two streams use without an event or record_stream."
+        ),
+    ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a trace of every allocation, with lines and modules."),

@@ -52,6 +52,8 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
         "device": outcome.device,
         "devices_used": outcome.devices_used,
         "value_reads": outcome.value_reads,
+        "shape_reads": outcome.shape_reads,
+        "stream_faults": outcome.stream_faults,
         "redirected": outcome.redirected,
         "notes": outcome.notes,
         "seconds": outcome.seconds,
@@ -98,7 +100,7 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
     table(title, header, rows, fold=len(header) - 1)
     if runs[0].recording is not None:
         _show_holders(_holders(runs[0].recording, runs[0].outcome.device))
-    for sentence in (*_verdict(runs, request), *_caveats(runs)):
+    for sentence in (*_verdict(runs, request), *_caveats(runs, request)):
         console().print(plain(sentence))
 
 
@@ -161,7 +163,14 @@ def _needs(outcome: Outcome, gpu: Card) -> int:
     return outcome.peak_reserved_bytes + context_bytes(gpu.capability) + KERNEL_BYTES
 
 
-def _caveats(runs: Sequence[Run]) -> Iterator[str]:
+def _places(places: dict[str, int]) -> str:
+    """Return the most frequent places, and the number of the others."""
+    most = sorted(places, key=lambda place: -places[place])[:_MOST_READS]
+    more = f" and {len(places) - len(most)} more lines" if len(places) > len(most) else ""
+    return ", ".join(most) + more
+
+
+def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
     """Yield what the result leaves open: values, checkpoints, an early end."""
     outcome = runs[0].outcome
     if not runs[0].measured and outcome.complete:
@@ -176,11 +185,25 @@ def _caveats(runs: Sequence[Run]) -> Iterator[str]:
             f"ended after {outcome.steps} steps: later phases, such as an evaluation,"
             " are not in these numbers"
         )
-    if reads := outcome.value_reads:
-        most = sorted(reads, key=lambda place: -reads[place])[:_MOST_READS]
+    if request.options["check_streams"] and outcome.stream_faults:
         yield (
-            f"values read from the device are not computed; the program reads some at {', '.join(most)}"
-            + (f" and {len(reads) - len(most)} more lines" if len(reads) > len(most) else "")
+            "two streams use the same memory without an order: an event or record_stream is missing"
+            f" ({len(outcome.stream_faults)} pairs of kernels)"
+        )
+        yield from (f"    {fault}" for fault in outcome.stream_faults[:_MOST_READS])
+    elif request.options["check_streams"]:
+        yield "no two streams use the same memory without an order, as far as arguments of kernels show"
+    if outcome.shape_reads:
+        yield (
+            f"shapes at {_places(outcome.shape_reads)} depend on values: nothing was selected there, so what"
+            " is made of it is missing (--select all selects everything)"
+            if request.options["select"] == "none"
+            else f"shapes at {_places(outcome.shape_reads)} depend on values: everything was selected there"
+        )
+    if outcome.value_reads:
+        yield (
+            "values read from the device are not computed; the program reads some at"
+            f" {_places(outcome.value_reads)}"
         )
         if outcome.ended in ("seconds", "hang"):
             yield "a loop that ends by such a value did not end, and may have taken more than it would"

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -167,7 +168,11 @@ Address allocate(Client& client, std::size_t bytes, Stream stream) {
 // Allocate memory for the owner, with retries. False: a Python error is set.
 bool fill(Allocator& a, Owner& owner, std::size_t bytes, std::int64_t index) {
   for (bool again = false;; again = true) {
-    owner.address = allocate(*owner.client, bytes, owner.stream);
+    {
+      std::optional<Client::FirstAttempt> first;
+      if (!again) first.emplace();
+      owner.address = allocate(*owner.client, bytes, owner.stream);
+    }
     if (owner.address != 0) return true;
     PyObject* const answer =
         PyObject_CallFunction(a.parts.shortage, "LnO", static_cast<long long>(index), static_cast<Py_ssize_t>(bytes), again ? Py_True : Py_False);

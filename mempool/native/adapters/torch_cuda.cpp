@@ -232,7 +232,11 @@ void* allocate(std::size_t bytes, int device, StreamHandle stream) {
     const Presence::Here here;
     client = client_of(device);
     if (client != nullptr) take_part(*client);
-    Address address = client == nullptr ? 0 : client->allocate(bytes, stream_of(stream));
+    Address address = 0;
+    if (client != nullptr) {
+      const Client::FirstAttempt first;
+      address = client->allocate(bytes, stream_of(stream));
+    }
     if (address == 0 && client != nullptr) {
       const Device& its = client->pool().source().device();
       const std::uint64_t refusals = its.refusals();

@@ -256,8 +256,12 @@ void bind_client(nb::module_& m) {
            "Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a "
            "replacement of a known pattern with the same sizes; False: none is known.")
       .def("load",
-           [](Client& c, Pattern* warmup, Pattern& steady) { unlocked([&] { c.load(owned(warmup), owned(&steady)); }); },
-           "warmup"_a.none(), "steady"_a, "Replay a pattern from a file, from the next allocation on.")
+           [](Client& c, Pattern* warmup, Pattern& steady, bool unsure) {
+             unlocked([&] { c.load(owned(warmup), owned(&steady), unsure); });
+           },
+           "warmup"_a.none(), "steady"_a, nb::kw_only(), "unsure"_a = false,
+           "Replay a pattern from a file, from the next allocation on. ``unsure``: the arena is allocated once the "
+           "program has followed the pattern for some allocations.")
       .def("drop_patterns", &Client::drop_patterns, released)
       .def("device_is_bound", &Client::device_is_bound, released,
             "Begin the loaded patterns of all clients of the pool.")

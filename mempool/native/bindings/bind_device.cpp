@@ -54,15 +54,17 @@ void bind_cuda(nb::module_& m) {
   nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed or pinned.")
       .def(
           "__init__",
-          [](CudaDevice* self, std::optional<int> index, const std::string& driver, const std::string& memory) {
+          [](CudaDevice* self, std::optional<int> index, const std::string& driver, const std::string& memory,
+             bool else_plain) {
             if (index && *index < 0) throw nb::value_error("index must not be negative");
             const CudaKind kind = kind_of(memory);
             const nb::gil_scoped_release release;
-            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver), kind);
+            new (self) CudaDevice(index.value_or(CudaDevice::kUnbound), CudaDriver::open(driver), kind, else_plain);
           },
-          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1", "memory"_a = "plain",
+          "index"_a = nb::none(), nb::kw_only(), "driver"_a = "libcuda.so.1", "memory"_a = "plain", "else_plain"_a = false,
           "Make a device. Without an index: the device that bind() names. The driver starts with the first call "
-          "that needs it; refused calls are counted.\n\nRaises:\n    RuntimeError: there is no driver, or one "
+          "that needs it; refused calls are counted. ``else_plain``: use plain memory if the device has no "
+          "growing memory; bind() then decides.\n\nRaises:\n    RuntimeError: there is no driver, or one "
           "too old for this memory.\n    ValueError: a negative index, or no such kind of memory.")
       .def_prop_ro("kind", [](const CudaDevice& d) { return kCudaKindNames[static_cast<std::size_t>(d.kind())]; })
       .def("check", &CudaDevice::check, nb::call_guard<nb::gil_scoped_release>(),

@@ -179,6 +179,8 @@ void bind_pool(nb::module_& m) {
                              "Call once for each begin.")
       .def("trim", [](Pool& pool) { const Guarded guard(pool.lock); pool.trim(); }, released,
            "Give free memory back to the device.")
+      .def("return_idle", [](Pool& pool) { const Guarded guard(pool.lock); pool.return_idle(); }, released,
+           "Release memory that stayed idle through the last two calls.")
       .def("release_arena", [](Pool& pool) { const Guarded guard(pool.lock); return pool.release_arena(); }, released,
            "Release the arena if no range is live; return true if no arena is left.")
       .def("set_retained_limit",

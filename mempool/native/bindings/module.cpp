@@ -1,5 +1,7 @@
 #include <pthread.h>
 
+#include <cstdlib>
+
 #include "bindings/bindings.hpp"
 #include "core/client.hpp"
 
@@ -8,6 +10,9 @@ NB_MODULE(_core, m) {
             "adapters.";
   pthread_atfork(mempool::Client::prepare_fork, mempool::Client::after_fork_in_parent,
                  mempool::Client::after_fork_in_child);
+  if (const char* const path = std::getenv("MEMPOOL_FLIGHT")) mempool::flight::begin(path);
+  m.def("begin_flight", &mempool::flight::begin, nanobind::arg("path"), nanobind::arg("records") = mempool::flight::kRecords,
+        "Record the calls of pools and driver in a file; an empty path ends the recording.");
   bind_device(m);
   bind_pattern(m);
   bind_pool(m);

@@ -24,6 +24,7 @@ Client::Client(std::shared_ptr<Pool> pool, std::string name)
   try {
     const Guarded guard(pool_->lock);
     owner_ = pool_->adopt(this);
+    flight::note(flight::client_made, uid_, 0, reinterpret_cast<std::uintptr_t>(pool_.get()));
   } catch (...) {
     ThreadCache::strike(uid_);
     throw;
@@ -33,6 +34,7 @@ Client::Client(std::shared_ptr<Pool> pool, std::string name)
 Client::~Client() {
   ThreadCache::strike(uid_);
   const Guarded guard(pool_->lock);
+  flight::note(flight::client_gone, uid_, 0);
   pool_->part(this);
   if (pool_->source().log().history() == &history_) pool_->source().log().end();
   try {
@@ -148,6 +150,7 @@ Client::Sequence& Client::sequence(Stream stream) {
 
 void Client::retire(const void* thread) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::thread_ends, uid_, 0);
   for (Sequence& sequence : sequences_) {
     if (sequence.thread != thread) continue;
     sequence.thread = nullptr;
@@ -183,6 +186,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
+  if (matches_awaited_ != 0) confirm_loaded(sequence.follower, match);
   if (growth_deferred_ && match.slot != nullptr && sequence.follower.at_low_water()) grow_at_low_water(sequence.follower.stream());
   if (due.size != 0 && bytes > due.size && outgrows(due, bytes, match)) {
     match = Follower::Match::none(Outcome::size_mismatch);
@@ -196,6 +200,8 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
     outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
+    if (matches_awaited_ != 0 && match.slot == nullptr) outcome = match.outcome;
+    if (matches_awaited_ != 0 && match.slot != nullptr && match.slot->offset == kDynamic) outcome = Outcome::dynamic;
     return 0;
   }
   if (match.slot == nullptr) return 0;
@@ -309,14 +315,14 @@ void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) n
   given.rounded = pool_->small().rounded(bytes);
   // any hole will do
   if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
-  if (given.address == 0) return report_out_of_memory(bytes);
+  if (given.address == 0) return report_out_of_memory(bytes, stream);
   count_small_allocation(given, bytes);
   count_allocation(given, bytes);
   if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
 } catch (...) {  // no host memory for a new thread's sequence
   given = {};
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
 }
 
 // Serve a request during a graph capture; false: the request does not belong to the graph.
@@ -324,7 +330,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   if (!pool_->allocate_for_graph(bytes, stream, given)) return false;
   if (given.address == 0) {
-    report_out_of_memory(bytes);
+    report_out_of_memory(bytes, stream);
     return true;
   }
   count_allocation(given, bytes);
@@ -337,7 +343,7 @@ bool Client::serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& give
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, recorded_as);
   return true;
 } catch (...) {  // no host memory for a new thread's sequence
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
   return true;
 }
 
@@ -346,7 +352,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   Sequence& mine = sequence(stream);
   const Pool::Given given = serve_large(mine, bytes, stream, resized);
   if (given.address == 0) {
-    report_out_of_memory(bytes);
+    report_out_of_memory(bytes, stream);
     return given;
   }
   if (resized != nullptr && resized->done) {
@@ -367,7 +373,7 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
   if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
   return given;
 } catch (...) {
-  report_out_of_memory(bytes);
+  report_out_of_memory(bytes, stream);
   return {};
 }
 
@@ -388,6 +394,12 @@ Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   return address;
 }
 
+// The last argument of a request in a flight recorder is the memory held afterwards.
+void Client::note_call(flight::Call call, bool done, std::uint64_t first, Stream stream, Address address) noexcept {
+  const std::uint64_t reserved = pool_->source().reserved().current;
+  flight::add(call, uid_, done ? 0 : 1, {first, static_cast<std::uint64_t>(stream), address, reserved});
+}
+
 Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept {
   if (bytes == 0) bytes = 1;
   const ThreadCache& cache = ThreadCache::mine();
@@ -403,6 +415,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
       if (cached != nullptr) given.address = serve_hit(*cached, bytes);
       if (given.address == 0) given = serve(bytes, stream);
     }
+    if (flight::on()) note_call(flight::allocate, given.address != 0, bytes, stream, given.address);
   }
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;
@@ -414,6 +427,7 @@ Address Client::allocate_at_once(std::size_t bytes, Stream stream) noexcept {
   if (cache.stream != stream || is_small(bytes) || !pool_->lock.try_lock()) return 0;
   const bool plain = cache.client == caches_ && !pool_->capturing() && pool_->arena_streams().is_sole(stream);
   const Address address = plain ? serve_hit(*cache.sequence, bytes) : 0;
+  if (address != 0 && flight::on()) note_call(flight::allocate, true, bytes, stream, address);
   pool_->lock.unlock();
   return address;
 }
@@ -422,13 +436,16 @@ bool Client::free_at_once(Address address, Stream stream) noexcept {
   if (!pool_->lock.try_lock()) return false;
   const bool at_once = pool_->frees_at_once(address);
   if (at_once) free_locked(address, stream, nullptr);
+  if (at_once && flight::on()) note_call(flight::free, true, address, stream);
   pool_->lock.unlock();
   return at_once;
 }
 
 bool Client::free(Address address, Stream stream, bool* dead) noexcept {
   const Guarded guard(pool_->lock);
-  return free_locked(address, stream, dead);
+  const bool freed = free_locked(address, stream, dead);
+  if (flight::on()) note_call(flight::free, freed, address, stream);
+  return freed;
 }
 
 bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
@@ -468,7 +485,9 @@ void Client::freed(Address address, std::size_t requested, std::size_t rounded, 
 
 bool Client::use(Address address, Stream stream) {
   const Guarded guard(pool_->lock);
-  if (!pool_->use(address, stream)) return false;
+  const bool used = pool_->use(address, stream);
+  flight::note(flight::use, uid_, used ? 0 : 1, address, stream);
+  if (!used) return false;
   Client* const owner = pool_->owners().several() ? pool_->owners().of(pool_->at(address).owner, this) : this;
   if (owner == nullptr) return true;
   if (owner->ring_.on()) owner->ring_.add(RecordedEvent::use, address, static_cast<std::size_t>(stream), stream, 0);
@@ -490,6 +509,7 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
     const bool mine = pool_->owners().of(found.owner, this) == this;
     if (is_small(bytes)) serve_small(bytes, stream, given);
     else given = serve(bytes, stream, mine ? &resized : nullptr);
+    flight::note(flight::reallocate, uid_, given.address != 0 ? 0 : 1, address, bytes, stream, given.address);
   }
   if (given.address == 0 || resized.done) return given.address;
   pool_->source().device().copy(given.address, address, std::min(old, bytes), stream);
@@ -497,9 +517,12 @@ Address Client::reallocate(Address address, std::size_t bytes, Stream stream, bo
   return given.address;
 }
 
-void Client::report_out_of_memory(std::size_t bytes) noexcept {
+void Client::report_out_of_memory(std::size_t bytes, Stream stream) noexcept {
   ++stats_.out_of_memory;
-  if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  if (!ThreadCache::mine().first_attempt) {
+    if (trace_.on()) trace_.add(RecordedEvent::refused, 0, bytes, stream, 0);
+    if (history_.on()) history_.add(RecordedEvent::refused, 0, bytes, 0, 0);
+  }
   std::size_t requested = 0, live = 0;
   for (const Client* client : pool_->clients()) {
     requested += client->stats_.requested.current;
@@ -513,13 +536,18 @@ void Client::report_out_of_memory(std::size_t bytes) noexcept {
                                        pool_->source().limit()};
 }
 
+Client::FirstAttempt::FirstAttempt() noexcept { ThreadCache::mine().first_attempt = true; }
+
+Client::FirstAttempt::~FirstAttempt() { ThreadCache::mine().first_attempt = false; }
+
 OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().out_of_memory; }
 
 // --- queries
 
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
-  return {ring_.on(), trace_.on(),  marked_,           replaying_,   iterations_, marks_,
+  const bool replays = replaying_ || matches_awaited_ != 0;
+  return {ring_.on(), trace_.on(),  marked_,           replays,   iterations_, marks_,
           active_at_, latest_at_, settled(),   miss_score_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
           ring_.kept(), trace_.lost(), trace_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }

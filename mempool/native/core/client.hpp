@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/backoff.hpp"
+#include "core/flight.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
 #include "core/pattern.hpp"
@@ -114,8 +115,9 @@ class Client : private Live<Client> {
   // for a pattern that this pool cannot replay; then nothing has changed.
   bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
   // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
-  // allocation. Throws like install().
-  void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady);
+  // allocation. `unsure`: the pattern may belong to another program; it gets its arena once the program has
+  // followed it for some allocations. Throws like install().
+  void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure = false);
   void drop_patterns() noexcept;
   // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
   void device_is_bound() noexcept;
@@ -240,6 +242,15 @@ class Client : private Live<Client> {
     static bool active() noexcept;
   };
 
+  // While one exists, the thread makes a request again that gets no memory: recordings leave it out.
+  class FirstAttempt {
+   public:
+    FirstAttempt() noexcept;
+    ~FirstAttempt();
+    FirstAttempt(const FirstAttempt&) = delete;
+    FirstAttempt& operator=(const FirstAttempt&) = delete;
+  };
+
  private:
   struct Sequence {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
@@ -265,6 +276,8 @@ class Client : private Live<Client> {
     std::uint64_t first, last;
   };
 
+  [[gnu::noinline, gnu::cold]] void note_call(flight::Call call, bool done, std::uint64_t first, Stream stream,
+                                              Address address = 0) noexcept;
   Sequence& sequence(Stream stream);
   Sequence& find_sequence(Stream stream, const void* thread);
   Sequence& new_sequence(Stream stream, const void* thread);
@@ -308,6 +321,9 @@ class Client : private Live<Client> {
   void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
+  void set_loaded_aside(const Pattern* fresh) noexcept;
+  void confirm_loaded(const Follower& follower, const Follower::Match& match) noexcept;
+  std::uint32_t matches_to_confirm(const Pattern& pattern) const noexcept;
   void take_arena() noexcept;
   bool defer_growth_to_low_water() noexcept;
   void grow_at_low_water(Stream stream) noexcept;
@@ -323,8 +339,9 @@ class Client : private Live<Client> {
   bool is_news(const Wait& wait, double looked, std::uint64_t dropped) noexcept;
   bool is_due(const Wait& wait) noexcept;
   std::vector<std::pair<Offset, Offset>> lasting_pinned() const;
-  void report_out_of_memory(std::size_t bytes) noexcept;
+  void report_out_of_memory(std::size_t bytes, Stream stream) noexcept;
   void check(const Pattern& pattern, bool cyclic) const;
+  void note_pattern(const Pattern& pattern) const noexcept;
   void admit(std::vector<std::unique_ptr<Pattern>> fresh);
   bool supersede(Pattern* fresh) noexcept;
   bool in_use(const Pattern* pattern) const noexcept;
@@ -359,8 +376,9 @@ class Client : private Live<Client> {
   bool growth_deferred_ = false;          // growth of the arena is deferred to this iteration's low-water mark
   // Schedule for releasing idle memory outside the arena on devices where releasing waits for the device,
   // with backoff.
-  unsigned idle_releases_ = 0;         // remaining looks
   ExponentialBackoff idle_backoff_{1, 1024};            // in iterations
+  // A loaded plan gets its arena once the program has followed the plan for so many allocations; 0: it has.
+  std::uint32_t matches_awaited_ = 0;
   PlanBypass bypass_;
   // in iterations; backoff of bypassing the plan where memory would suffice for both
   ExponentialBackoff bypass_backoff_{1, 1024};
@@ -416,6 +434,7 @@ class ThreadCache {
   Stream stream = 0;
   Client::Sequence* sequence = nullptr;
   unsigned bypass = 0;
+  bool first_attempt = false;  // Client::FirstAttempt
   OutOfMemory out_of_memory;
 };
 

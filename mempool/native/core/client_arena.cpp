@@ -23,7 +23,7 @@ constexpr unsigned kBypassPatience = 256;  // allocations to wait for the live r
 void Client::have_arena() noexcept {
   if (pool_->forked() || !pool_->source().device().bound()) return;
   if (pool_->clients().size() > 1) have_arena_for_others();
-  if (known_.empty()) return;
+  if (known_.empty() || matches_awaited_ != 0) return;
   for (Pattern* pattern : known_) {
     if (!pattern->dormant || !in_use(pattern)) continue;
     pattern->dormant = false;
@@ -38,6 +38,23 @@ void Client::have_arena() noexcept {
     before_steady_ = stats_.outcomes;
   }
   begin_latest();
+}
+
+std::uint32_t Client::matches_to_confirm(const Pattern& pattern) const noexcept {
+  return std::clamp(pattern.tables.front().length() / 4, 1U, kWindow);
+}
+
+// Allocate the arena of a loaded plan at the first planned request after the awaited number of allocations
+// that followed the plan: the plan may belong to another program, another model or other batches.
+void Client::confirm_loaded(const Follower& follower, const Follower::Match& match) noexcept {
+  if (match.slot == nullptr) {
+    if (follower.pattern() != nullptr) matches_awaited_ = matches_to_confirm(*follower.pattern());
+    return;
+  }
+  if (matches_awaited_ > 1) --matches_awaited_;
+  if (matches_awaited_ > 1 || match.slot->offset == kDynamic) return;
+  matches_awaited_ = 0;
+  have_arena();
 }
 
 // Decide at a boundary whether growing the arena waits for this iteration's low-water mark. Buffers live at
@@ -134,8 +151,10 @@ void Client::refused(Pattern& pattern, Refusal why) noexcept {
 
 bool Client::request_arena() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::request_arena, uid_, 0);
   for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
   const bool before = std::exchange(arena_allowed_, true);
+  matches_awaited_ = 0;
   have_arena();
   arena_allowed_ = before;
   return pool_->arena_bytes() >= needed_bytes();
@@ -143,6 +162,7 @@ bool Client::request_arena() noexcept {
 
 void Client::set_arena_allowed(bool takes) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::arena_allowed, uid_, 0, takes);
   for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
   arena_allowed_ = takes;
 }
@@ -178,6 +198,8 @@ Pattern* Client::largest(std::size_t most) const noexcept {
 
 void Client::device_is_bound() noexcept {
   const Guarded guard(pool_->lock);
+  pool_->read_traits();
+  flight::note(flight::device_bound, uid_, 0);
   for (Client* client : pool_->clients()) client->have_arena();
 }
 

@@ -12,8 +12,6 @@ constexpr std::size_t kMostPinned = 256;
 constexpr std::size_t kFewEvents = 64;  // in a shorter recording, every mark deserves a look
 // iterations during which a buffer blocks a slot before counting as long-lived
 constexpr std::uint64_t kPatience = 2;
-// looks after memory was taken beside the arena, or after a plan took effect
-constexpr unsigned kIdleReleases = 2;
 constexpr std::uint64_t kMostMissScore = 24;  // low enough that the score soon returns to zero
 // clean iterations before which the planner never stops recording
 constexpr std::uint64_t kCleanIterations = 32;
@@ -38,7 +36,6 @@ void Client::begin_latest() noexcept {
   coming_ = nullptr;
   latest_at_ = iterations_ + 1;
   clean_ = longest_clean_ = miss_score_ = 0;
-  idle_releases_ = kIdleReleases;
   idle_backoff_.start_over();
   idle_backoff_.wait(iterations_);
   bypass_backoff_.start_over();
@@ -129,7 +126,6 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_pinned() const {
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
-  if (taken_outside_arena_ != 0 && idle_releases_ == 0) idle_releases_ = kIdleReleases, idle_backoff_.wait(iterations_);
   taken_outside_arena_ = 0;
   bypass_ = {};
   if (ended != nullptr) {
@@ -150,13 +146,11 @@ void Client::boundary(Pattern* ended) noexcept {
   // Without a plan the needs of the next iteration are unknown.
   if (!replaying_) return;
   pool_->return_idle_after(*this);
-  if (idle_releases_ != 0 && idle_backoff_.is_due(iterations_)) release_idle_outside_arena();
+  if (idle_backoff_.is_due(iterations_)) release_idle_outside_arena();
 }
 
-// Release memory that was taken beside the arena for unplanned requests and is idle now. The first look only
-// determines the memory that is idle from then on.
+// Release memory outside the arena that has been idle since the last look.
 void Client::release_idle_outside_arena() noexcept {
-  --idle_releases_;
   pool_->release_idle_outside_arena() ? idle_backoff_.done(iterations_) : idle_backoff_.wait(iterations_);
 }
 
@@ -191,6 +185,7 @@ void Client::record_detected_step() {
 
 void Client::mark(Mark kind, bool found) {
   const Guarded guard(pool_->lock);
+  flight::note(flight::mark, uid_, 0, kind, found);
   Sequence& mine = sequence(0);
   const RecordedEvent::Kind event = kind == Mark::step    ? RecordedEvent::step
                                     : kind == Mark::begin ? RecordedEvent::begin
@@ -215,16 +210,19 @@ Offset Client::planned_offset_of(Address address) noexcept {
 
 void Client::allocate_next_at(Offset place) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::next_at, uid_, 0, place);
   next_offset_ = place;
 }
 
 void Client::enter_dynamic() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::enter_dynamic, uid_, 0);
   ++dynamic_;
 }
 
 void Client::leave_dynamic() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::leave_dynamic, uid_, 0);
   if (dynamic_ != 0 && --dynamic_ == 0) next_offset_ = kDynamic;
 }
 

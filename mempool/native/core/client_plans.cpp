@@ -59,6 +59,7 @@ bool Client::is_idle() noexcept {
 
 void Client::retire_unused_patterns() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::retire_unused, uid_, 0);
   const bool idle = is_idle();
   for (Pattern* pattern : known_) {
     const bool used = (in_use(pattern) && !idle) || pattern->last_used > unused_checked_at_;
@@ -89,8 +90,8 @@ void Client::check(const Pattern& pattern, bool cyclic) const {
     if (table.sizes.empty() || table.slots.size() != table.sizes.size() * pattern.unroll) {
       throw std::invalid_argument("a table needs at least one position, and a slot for each unrolled iteration");
     }
-    if (table.least.empty() == pattern.is_envelope() || (pattern.is_envelope() && !cyclic)) {
-      throw std::invalid_argument("of an envelope, which is no warm-up, each table has least sizes");
+    if (table.least.empty() == pattern.is_envelope()) {
+      throw std::invalid_argument("of an envelope, each table has least sizes");
     }
     for (const Slot& slot : table.slots) {
       if (slot.offset != kDynamic && slot.offset % alignment != 0) {
@@ -149,6 +150,20 @@ bool Client::supersede(Pattern* fresh) noexcept {
   return idle && !used;
 }
 
+// Write a pattern into the flight recorder, for the call of this thread that takes up the pattern.
+void Client::note_pattern(const Pattern& pattern) const noexcept {
+  if (!flight::on()) return;
+  flight::note(flight::pattern, uid_, 0, pattern.arena_bytes, pattern.unroll, pattern.low_water, pattern.cyclic + 2 * pattern.marked);
+  for (const Table& table : pattern.tables) {
+    flight::note(flight::table, uid_, 0, table.sequence, table.stream, table.phase);
+    for (std::size_t i = 0; i < table.slots.size(); ++i) {
+      const std::size_t position = i / pattern.unroll;
+      flight::note(flight::slot, uid_, 0, table.sizes[position], table.least.empty() ? 0 : table.least[position], table.slots[i].offset);
+    }
+    for (const std::uint32_t mark : table.marks) flight::note(flight::table_mark, uid_, 0, mark);
+  }
+}
+
 bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
@@ -156,7 +171,9 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   Pattern* const fresh = pattern.get();
   std::vector<std::unique_ptr<Pattern>> one;
   one.push_back(std::move(pattern));
+  note_pattern(*fresh);
   const Guarded guard(pool_->lock);
+  flight::note(flight::install, uid_, 0, iterations_seen, instead);
   for (Table& table : fresh->tables) {  // streams of a pattern from a file were renamed here
     if (table.sequence >= sequences_.size() || sequences_[table.sequence].is_spare()) continue;
     table.stream = sequences_[table.sequence].follower.stream();
@@ -164,6 +181,7 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
   admit(std::move(one));
+  if (matches_awaited_ != 0 && !instead) set_loaded_aside(fresh);
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
   if (replaying_ && !growth_deferred_ && !bypass_.active) have_arena();
@@ -174,6 +192,15 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
   return true;
+}
+
+// Let the loaded patterns rest, which the program has not followed so far, until a sequence follows one.
+void Client::set_loaded_aside(const Pattern* fresh) noexcept {
+  matches_awaited_ = 0;
+  warmup_only_ = false;
+  for (Sequence& sequence : sequences_) sequence.follower.leave();
+  current_ = ended_ = coming_ = nullptr;
+  for (Pattern* pattern : known_) pattern->dormant = pattern != fresh;
 }
 
 // Assign this process's streams to tables of a plan from another process; sequences keep their numbers.
@@ -197,7 +224,7 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
   }
 }
 
-void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady) {
+void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure) {
   if (warmup != nullptr) check(*warmup, false);
   check(*steady, true);
   steady->next = steady.get();
@@ -210,18 +237,21 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   for (const auto& pattern : both) {
     for (Table& table : pattern->tables) table.build_index(pattern->cyclic);
     pattern->update_arena_ranges();
+    note_pattern(*pattern);
   }
   const Guarded guard(pool_->lock);
+  flight::note(flight::load, uid_, 0, both.size() - 1);
   Pattern* const first = both.front().get();
   admit(std::move(both));
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
   bypass_ = {};
-  warmup_only_ = first->is_envelope();
+  warmup_only_ = first->cyclic && first->is_envelope();
   current_ = warmup_only_ ? nullptr : first;
   ended_ = nullptr;
   history_of_patterns_.clear();
+  if (unsure) matches_awaited_ = matches_to_confirm(*first);
   have_arena();
   turn_ = 1;
   for (Sequence& sequence : sequences_) begin(sequence, ~std::uint64_t{0});
@@ -229,8 +259,10 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
 
 void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::drop_patterns, uid_, 0);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
+  matches_awaited_ = 0;
   history_of_patterns_.clear();
   bypass_ = {};
   replaying_ = false;
@@ -262,6 +294,7 @@ std::vector<std::pair<Offset, Offset>> Client::other_plans_ranges() {
 
 bool Client::give_back(bool force) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::give_back, uid_, 0, force);
   pool_->trim();
   const std::uint64_t now = pool_->boundaries();
   const bool quiet = gave_back_at_ == now;

@@ -17,6 +17,7 @@ constexpr std::size_t kMostEvents = std::size_t{1} << 20;
 
 void Client::set_recording(bool on) noexcept {
   const Guarded guard(pool_->lock);
+  flight::note(flight::recording, uid_, 0, on);
   if (on && !ring_.on()) {
     interrupted_ = interrupted_ || large_allocations() != 0;
     ring_.clear();
@@ -44,6 +45,7 @@ bool Client::grow_recording() {
 
 void Client::set_tracing(bool on, const std::string& folder, std::size_t piece) {
   const Guarded guard(pool_->lock);
+  flight::note(flight::tracing, uid_, 0, on);
   trace_.set_on(on, folder, piece);
 }
 

@@ -71,6 +71,7 @@ void Client::after_fork_in_parent() noexcept {
 }
 
 void Client::after_fork_in_child() noexcept {
+  flight::leave();
   if (!MEMPOOL_GUARDED("fork")) return;
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {

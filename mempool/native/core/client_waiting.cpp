@@ -133,6 +133,7 @@ Client::WaitResult Client::wait_for_work(const Wait& wait) noexcept {
       if (rest) unused_checked_ = now;
       if (now - pool_->idle_returned >= kIdle) {
         pool_->idle_returned = now;
+        flight::note(flight::return_idle, uid_, 0);
         pool_->return_idle();
       }
     }

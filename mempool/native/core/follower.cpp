@@ -227,7 +227,8 @@ Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Patte
 
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
-    const bool ends_here = !marked || !pattern_->cyclic;
+    // What comes after a marked warm-up, before its mark, may be long-lived, such as an optimizer's state.
+    const bool ends_here = pattern_->cyclic ? !marked : !pattern_->marked;
     // Unless the next iteration begins with this size, another pattern may start with this whole pattern and
     // continue.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/flight.hpp"
 #include "core/client.hpp"
 
 namespace mempool {
@@ -31,12 +32,20 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
       streams_(source_, options.share_streams, options.distinguished_streams),
       uses_(*device_),
       graphs_(source_) {
+  flight::note(flight::pool_made, 0, 0, options.small_bytes, options.max_reserved, options.share_streams,
+               reinterpret_cast<std::uintptr_t>(this));
   source_.set_limit(options.max_reserved);
   options_.small_bytes = small_.largest();
 }
 
 Pool::~Pool() {
   if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
+}
+
+void Pool::read_traits() noexcept {
+  if (source_.reserved().current != 0 || arena_base_ != 0) return;
+  source_.read_traits();
+  segments_.use_traits();
 }
 
 // On a device with pages, reserve ample address space so that a later plan can grow the arena in place.
@@ -55,7 +64,9 @@ bool Pool::reserve_arena(std::size_t bytes) noexcept {
 }
 
 Refusal Pool::take_arena(std::size_t bytes) noexcept {
+  const std::size_t before = arena_bytes_;
   const Refusal why = try_arena(bytes);
+  if (why != Refusal::none || arena_bytes_ != before) flight::note(flight::arena, 0, static_cast<int>(why), before, arena_bytes_);
   if (why != Refusal::none) ++arena_refused_;
   if (why != Refusal::none && why != Refusal::alive) drain_.cancel(boundaries());
   return why;
@@ -156,6 +167,7 @@ bool Pool::release_arena() noexcept {
 }
 
 void Pool::forget_arena() noexcept {
+  flight::note(flight::arena, 0, 0, arena_bytes_, 0);
   arena_base_ = arena_bytes_ = arena_space_ = 0;
   live_arena_.reset();
   drain_.done();
@@ -198,7 +210,9 @@ void Pool::shrink_arena(std::size_t bytes) noexcept {
     return;
   }
   if (source_.traits().page == 0) return;
-  if (source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) arena_bytes_ = needed;
+  if (!source_.decommit(arena_base_ + needed, arena_bytes_ - needed)) return;
+  flight::note(flight::arena, 0, 0, arena_bytes_, needed);
+  arena_bytes_ = needed;
 }
 
 std::size_t Pool::table_bytes() const noexcept {
@@ -475,6 +489,7 @@ bool Pool::synchronize() noexcept {
 // --- graphs
 
 void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
+  flight::note(flight::begin_graph, 0, 0, id.first, id.second);
   graphs_.begin(id, std::move(filter));
   if (!graphs_.hold(id)) return;
   source_.hold();
@@ -482,6 +497,7 @@ void Pool::begin_graph(GraphPools::Id id, GraphPools::Filter filter) {
 }
 
 void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
+  flight::note(flight::end_graph, 0, 0, id.first, id.second);
   graphs_.end(id);
   if (still || !graphs_.let_go(id)) return;
   source_.end_hold();
@@ -491,6 +507,7 @@ void Pool::end_graph(GraphPools::Id id, bool still) noexcept {
 }
 
 void Pool::release_graph(GraphPools::Id id) noexcept {
+  flight::note(flight::release_graph, 0, 0, id.first, id.second);
   graphs_.release(id);
   graphs_.trim();
 }
@@ -546,7 +563,7 @@ bool Pool::release_idle_outside_arena() noexcept {
   if (held) return false;
   const std::size_t before = segments_.retained();
   segments_.next_epoch();
-  segments_.trim(segments_.epoch() - 1, arena_bytes_ / kOutsideShare);
+  segments_.trim(segments_.epoch() - 1);
   return segments_.retained() < before;
 }
 

@@ -222,6 +222,9 @@ class Pool : private Live<Pool>, private Idle {
   };
   Range reservation_of(Address address) noexcept;
 
+  // Read the device's traits again, since a device without an index may choose its kind of memory late.
+  void read_traits() noexcept;
+
   // --- giving memory back
   void trim() noexcept;                // releases free segments and small pages
   bool release_arena() noexcept;       // true: no arena is left
@@ -239,10 +242,10 @@ class Pool : private Live<Pool>, private Idle {
   // Call return_idle() once every client that follows a plan has reached a boundary since the last time, so
   // that memory used in each iteration of the slower clients does not count as idle.
   void return_idle_after(Client& client) noexcept;
-  // Release memory idle since the last call, beyond one eighth of the arena (kOutsideShare). For devices on
-  // which releasing waits for the device, so that callers use backoff. Return true if anything was released.
+  // Release memory outside the arena that was idle since the last call. For devices on which releasing waits
+  // for the device, so that callers use backoff. Return true if anything was released.
   bool release_idle_outside_arena() noexcept;
-  // idle memory kept outside the arena: at most arena bytes / kOutsideShare
+  // an iteration has outgrown the plan if it takes more than arena bytes / kOutsideShare beside the arena
   static constexpr std::size_t kOutsideShare = 8;
   // Time of the last return_idle() by the clock, shared by all clients.
   std::chrono::steady_clock::time_point idle_returned{};

@@ -18,15 +18,16 @@ struct RecordedEvent {
   // handover: a free of a buffer whose memory goes to the next event's allocation, which grew or shrank in
   // place; the program sees the new buffer before the end of the old one. use: by a stream other than the
   // buffer's own. step, begin, end: marks. The following kinds occur in a history only: memory that the
-  // device gave (a whole reservation, or pages of one) or got back, and a refused request.
+  // device gave (a whole reservation, or pages of one) or got back.
   enum Kind : std::uint32_t {
-    alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap, refused,
-    found,  // on a trace only: a step detected by the pool
+    alloc, free, handover, use, step, begin, end, segment_alloc, segment_free, segment_map, segment_unmap,
+    refused,  // in a history and on a trace: a request that got no memory
+    found,    // on a trace only: a step detected by the pool
   };
 
   std::uint64_t index;     // number of earlier events seen by the recorder, including dropped ones
   std::uint64_t address;   // connects a free with the allocation
-  std::uint64_t size;      // bytes requested; on a trace, 0 for events other than alloc
+  std::uint64_t size;      // bytes requested; on a trace, 0 for events other than alloc and refused
   std::uint64_t time_ns;   // monotonic clock
   std::int64_t stream;
   std::uint32_t sequence;  // of the allocation: one for each (thread, stream)

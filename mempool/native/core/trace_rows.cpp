@@ -31,14 +31,15 @@ void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
     case Kind::free:
     case Kind::handover: kind = traces::kFree; break;
     case Kind::use: kind = traces::kRead; break;
+    case Kind::refused: kind = traces::kRefused; break;
     case Kind::found: mark = TraceRows::kFound; break;
     default: mark = static_cast<std::int32_t>(event.kind - Kind::step);
   }
-  if (kind != traces::kMark && buffer < 0) return;
-  const bool alloc = kind == traces::kAlloc;
+  const bool alloc = kind == traces::kAlloc, refused = kind == traces::kRefused;
+  if (kind != traces::kMark && !refused && buffer < 0) return;
   rows.kind.push_back(kind);
   rows.buffer.push_back(buffer);
-  rows.size.push_back(alloc ? static_cast<std::int64_t>(event.size) : 0);
+  rows.size.push_back(alloc || refused ? static_cast<std::int64_t>(event.size) : 0);
   rows.stream.push_back(event.stream);
   rows.time_ns.push_back(static_cast<std::int64_t>(event.time_ns));
   rows.address.push_back(alloc ? static_cast<std::int64_t>(event.address) : -1);

@@ -4,6 +4,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "core/flight.hpp"
 #include "core/threads.hpp"
 
 namespace mempool {
@@ -81,9 +82,16 @@ class CudaDevice::Scope {
   bool relaxed_ = false, pushed_ = false, ready_ = false;
 };
 
-CudaDevice::CudaDevice(int index, const CudaDriver& driver, CudaKind kind)
-    : driver_(driver), kind_(kind), backing_(std::make_unique<Backing>(driver)), calls_(backing_->calls), index_(index) {
+CudaDevice::CudaDevice(int index, const CudaDriver& driver, CudaKind kind, bool else_plain)
+    : driver_(driver),
+      kind_(kind),
+      undecided_(else_plain),
+      wanted_(index),
+      backing_(std::make_unique<Backing>(driver)),
+      calls_(backing_->calls),
+      index_(else_plain ? kUnbound : index) {
   driver.require(part_of(kind));
+  flight::note(flight::device_made, 0, 0, index, kind);
   backing_->memory = CudaMemory::make(kind, calls_);
 }
 
@@ -114,15 +122,34 @@ void CudaDevice::check() const {
   if (index_.load() >= count) throw std::runtime_error("no " + name + "; the driver sees " + std::to_string(count));
   CuDevice device = 0;
   must(driver_.device_get(&device, index_.load()), driver_.device_get);
-  const int attribute = kind_ == CudaKind::growing ? cu::kHasPages : kind_ == CudaKind::managed ? cu::kHasManaged : 0;
+  const CudaKind kind = kind_.load();
+  const int attribute = kind == CudaKind::growing ? cu::kHasPages : kind == CudaKind::managed ? cu::kHasManaged : 0;
   int has = 0;
   if (attribute != 0 && (driver_.device_attribute(&has, attribute, device) != cu::kSuccess || has == 0)) {
-    throw std::runtime_error(name + " has no " + kCudaKindNames[static_cast<int>(kind_)] + " memory");
+    throw std::runtime_error(name + " has no " + kCudaKindNames[static_cast<int>(kind)] + " memory");
   }
+}
+
+// Use plain memory if this device has no growing memory.
+void CudaDevice::choose_kind(int index) noexcept try {
+  const Guarded guard(lock_);
+  if (!undecided_.load()) return;
+  CuDevice device = 0;
+  int has_pages = 0;
+  const bool known = driver_.start() == cu::kSuccess && driver_.device_get(&device, index) == cu::kSuccess &&
+                     driver_.device_attribute(&has_pages, cu::kHasPages, device) == cu::kSuccess;
+  if (known && has_pages == 0) {
+    backing_->memory = CudaMemory::make(CudaKind::plain, calls_);
+    kind_.store(CudaKind::plain);
+  }
+  undecided_.store(false);
+} catch (...) {  // no host memory: the next request decides
 }
 
 bool CudaDevice::bind(int index) noexcept {
   if (index < 0 || index >= driver_.count()) return false;
+  if (wanted_ != kUnbound && index != wanted_) return false;
+  if (undecided_.load()) choose_kind(index);
   int unbound = kUnbound;
   return index_.compare_exchange_strong(unbound, index) || unbound == index;
 }
@@ -232,7 +259,7 @@ void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcep
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
-  if (kind_ == CudaKind::pinned) return {0, 0};  // the memory is the host's
+  if (kind_.load() == CudaKind::pinned) return {0, 0};  // the memory is the host's
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
   if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};

@@ -26,7 +26,9 @@ class CudaDevice final : public Device {
   // `index`: the driver's number of the visible device, or kUnbound: set later by bind(). The constructor
   // neither starts the driver nor creates a context: the first call that needs them does, and fails if the
   // device does not exist. Throws std::runtime_error if the driver is too old for this kind of memory.
-  CudaDevice(int index, const CudaDriver& driver, CudaKind kind = CudaKind::plain);
+  // `else_plain`: use plain memory on a device without growing memory. The device is then unbound until
+  // bind() starts the driver and looks; with an index, bind() accepts that index only.
+  CudaDevice(int index, const CudaDriver& driver, CudaKind kind = CudaKind::plain, bool else_plain = false);
   ~CudaDevice() override;
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -41,8 +43,8 @@ class CudaDevice final : public Device {
   // The same for every device: a stream of any device may join the capture.
   static void begin_capture() noexcept;
   static void end_capture() noexcept;
-  int index() const noexcept { return index_.load(); }
-  CudaKind kind() const noexcept { return kind_; }
+  int index() const noexcept { return index_.load() != kUnbound ? index_.load() : wanted_; }
+  CudaKind kind() const noexcept { return kind_.load(); }
   // refused calls, except for lack of memory
   std::uint64_t errors() const noexcept { return calls_.errors(); }
   std::string last_error_text() const { return calls_.last_text(); }
@@ -112,6 +114,7 @@ class CudaDevice final : public Device {
     std::vector<std::pair<Address, std::size_t>> waiting;
   };
 
+  void choose_kind(int index) noexcept;
   bool absent() const noexcept { return calls_.gone() || index_.load() == kUnbound; }
   CuContext context() const noexcept;
   void release_waiting() noexcept;
@@ -125,7 +128,9 @@ class CudaDevice final : public Device {
   static constexpr int kShared = 64;  // higher indices share entries: wasteful but correct
 
   const CudaDriver& driver_;
-  const CudaKind kind_;
+  Atomic<CudaKind> kind_;
+  Atomic<bool> undecided_;               // the kind of memory is not chosen yet: see bind()
+  const int wanted_;                     // the only index that bind() accepts, or kUnbound: any
   std::unique_ptr<Backing> backing_;
   const CudaCalls& calls_;               // of the backing
   Atomic<int> index_{kUnbound};

@@ -25,7 +25,7 @@ void* opened(const std::string& name) {
 }  // namespace
 
 CuEntry::CuEntry(CudaDriver& driver, CuPart part, const char* symbol, int since)
-    : part(part), symbol(symbol), since(since) {
+    : part(part), symbol(symbol), since(since), number(flight::number_of(symbol)) {
   driver.entries_.push_back(this);
 }
 

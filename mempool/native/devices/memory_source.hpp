@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/flight.hpp"
 #include "core/guards.hpp"
 #include "core/live.hpp"
 #include "core/recorder.hpp"
@@ -105,6 +106,7 @@ class MemorySource {
   explicit MemorySource(Device& device) : device_(device), traits_(device.traits()) {}
 
   const DeviceTraits& traits() const noexcept { return traits_; }
+  void read_traits() noexcept { traits_ = device_.traits(); }  // call while no memory is held
   Device& device() noexcept { return device_; }
 
   // Reserve address space; on a device without pages this takes (and counts) the memory too.
@@ -210,16 +212,23 @@ class MemorySource {
     const std::size_t others = shared_->reserved.load() - reserved_.current, most = shared_->bytes.load();
     return std::min(limit_, most > others ? most - others : 0);
   }
-  void set_limit(std::size_t bytes) noexcept { limit_ = bytes; }
+  void set_limit(std::size_t bytes) noexcept {
+    limit_ = bytes;
+    flight::note(flight::max_reserved, 0, 0, bytes);
+  }
   // Share a limit from now on; the limit outlives the pool.
   void share_limit(SharedLimit& shared) noexcept {
     if (shared_ == &shared) return;
     shared_ = &shared;
+    flight::note(flight::max_reserved, 0, 0, shared.bytes.load());
     shared.reserved.fetch_add(reserved_.current);
   }
 
   static constexpr std::size_t kNoBudget = ~std::size_t{0};
-  void set_budget(std::size_t bytes, Idle* idle) noexcept { budget_ = bytes, idle_ = idle; }
+  void set_budget(std::size_t bytes, Idle* idle) noexcept {
+    budget_ = bytes, idle_ = idle;
+    flight::note(flight::budget, 0, 0, bytes);
+  }
   std::size_t budget() const noexcept { return budget_; }
   bool has_budget() const noexcept { return budget_ != kNoBudget; }
   // Release idle memory as far as needed for `bytes` more within the budget. Return true if the budget holds.

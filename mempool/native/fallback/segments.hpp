@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/flight.hpp"
 #include "core/address_tables.hpp"
 #include "fallback/blocks.hpp"
 #include "devices/memory_source.hpp"
@@ -31,6 +32,8 @@ class Segments {
   explicit Segments(MemorySource& source, std::size_t shared = 0)
       : source_(source), shared_(shared != 0 ? shared : source.traits().shared_segment) {}
   ~Segments();
+  // Use the traits of the device, which were not known before; call while no segment exists.
+  void use_traits() noexcept { shared_ = source_.traits().shared_segment; }
   Segments(const Segments&) = delete;
   Segments& operator=(const Segments&) = delete;
 
@@ -51,7 +54,10 @@ class Segments {
   // block.
   bool resize(Block* block, std::size_t bytes, Stream stream) noexcept;
 
-  void set_retained_limit(std::size_t bytes) noexcept { retained_limit_ = bytes; }
+  void set_retained_limit(std::size_t bytes) noexcept {
+    retained_limit_ = bytes;
+    flight::note(flight::retained_limit, 0, 0, bytes);
+  }
   // Keep free memory for graph replays, which use free memory too: no limit or budget releases it, only
   // trim() does, for a time when no graph needs the memory any more.
   void keep_for_replays() noexcept { for_replays_ = true; }

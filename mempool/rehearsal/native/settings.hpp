@@ -19,6 +19,7 @@ struct Settings {
   int runtime = 13000;                            // version of CUDA, as 1000 * major + 10 * minor
   int cudnn = 92000;                              // version of cuDNN, as 10000 * major + 100 * minor + patch
   Values values = Values::zero;
+  std::string arguments;  // file with the sizes of kernels' arguments; empty: uses of memory by kernels are unknown
   bool late = false;  // queued work is done only when somebody waits for the work
 
   // Largest shared memory of a multiprocessor in bytes, by compute capability.

@@ -27,7 +27,8 @@ function fillLoad(show) {
   show.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * show.reach || bytes)), show.reach)
   show.held = highest(reserved.data.bytes, show.reach)
   load.x_range.setv({start: show.first, end: show.last})
-  load.y_range.setv({start: 0, end: 1.15 * show.held || 1})
+  // Room above the highest line for the label of the peak, and above that for the label of a refused request.
+  load.y_range.setv({start: 0, end: (refused.data.time.length ? 1.45 : 1.22) * show.held || 1})
   labelRefused(show)
 }
 

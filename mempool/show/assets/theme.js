@@ -10,5 +10,6 @@ function paint(models, dark) {
         major_tick_line_color: text, minor_tick_line_color: text})
     for (const one of plot.center) if ("grid_line_color" in one) one.grid_line_color = grid
   }
+  models.peak_label.background_fill_color = paper
   models.peak_label.text_color = models.named.glyph.text_color = models.outline.glyph.line_color = text
 }

@@ -16,6 +16,7 @@ from mempool.torch.eager.arena_admission import ArenaAdmission
 from mempool.torch.eager.bypass import Bypass
 from mempool.torch.eager.dispatcher_patches import DispatcherPatches
 from mempool.torch.eager.eviction_policy import EvictionPolicy
+from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
 from mempool.torch.eager.operator_traits import PLAIN, OperatorTraits, TraitsRegistry
@@ -101,7 +102,9 @@ class OffloadMode(TorchDispatchMode):
         self.engine = engine
         self.counts = OffloadCounters()
         self.limit_bytes = limit_bytes
-        self.storages = StorageRegistry(device, alignment, None if client is None else client.pool.owns)
+        self.storages = StorageRegistry(
+            device, alignment, None if client is None else client.pool.owns, engine.current_stream
+        )
         self._client = client
         self._on_iteration_end = on_iteration_end
         self.transfers = TransferManager(engine, self.storages, self.counts)
@@ -150,6 +153,7 @@ class OffloadMode(TorchDispatchMode):
         self._is_partial = False  # the beginning of this iteration was not seen
         self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
         self._threads = ThreadPatches(self)
+        self._captures = GraphCaptures(self) if engine.streams else None
 
     # --- iterations
 
@@ -159,6 +163,8 @@ class OffloadMode(TorchDispatchMode):
         self.transfers.thread = threading.get_ident()
         self.patches.install()
         self._threads.install()
+        if self._captures is not None:
+            self._captures.install()
         super().__enter__()
         return self
 
@@ -177,6 +183,8 @@ class OffloadMode(TorchDispatchMode):
         self.iterations.close()
         self._threads.remove()
         self.patches.remove()
+        if self._captures is not None:
+            self._captures.remove()
         if self.headroom is not None:
             self.headroom.end()
 
@@ -188,6 +196,26 @@ class OffloadMode(TorchDispatchMode):
         if self.headroom is not None:
             self.headroom.end()
         self.iterations.forget()
+
+    def begin_capture(self) -> None:
+        """Begin the capture of a graph: nothing leaves until `end_capture`, and no operation is bypassed.
+
+        Storages that other threads use stay on the device anyway.
+        """
+        if threading.get_ident() == self.transfers.thread:
+            self.close_bypass()
+            self.iterations.suspend()
+            self._is_partial = True
+        with self.transfers.lock:
+            self.transfers.wait_all()
+            self.engine.begin_capture()
+            self.transfers.captures += 1
+
+    def end_capture(self) -> None:
+        """End the capture of a graph."""
+        with self.transfers.lock:
+            self.transfers.captures -= 1
+            self.engine.end_capture()
 
     def _before_optimizer_step(self, _: torch.optim.Optimizer) -> None:
         """Stop the period detection before an optimizer steps: training's repetitions are no iterations."""
@@ -365,6 +393,9 @@ class OffloadMode(TorchDispatchMode):
             self.counts.peak_bytes = storages.resident_bytes
         if footprint.workspace_bytes:
             iterations.current.workspaces[at] = footprint.workspace_bytes
+        if self.transfers.captures and self.engine.is_capturing():
+            for record in (*given, *made):
+                record.movable = False
         iterations.end_operation(func, given, written, made)
         return result
 

@@ -42,6 +42,7 @@ class StorageRecord(weakref.ref[Any]):
         number: serial number, in the order in which storages were met.
         size: bytes of the storage when on the device.
         rounded_bytes: bytes of device memory, the size rounded up.
+        stream: the stream that the memory was allocated on; None on a device without streams.
         state: RESIDENT, OFFLOADING, OFFLOADED, RELOADING or ENDED.
         movable: whether the memory may be freed and allocated again.
         pins: number of present users past the dispatcher; a pinned storage does not move.
@@ -56,7 +57,7 @@ class StorageRecord(weakref.ref[Any]):
 
     __slots__ = (
         "born", "copy", "has_valid_copy", "is_foreign", "key", "last", "movable", "number", "pins",
-        "rounded_bytes", "row", "size", "state", "transfer",
+        "rounded_bytes", "row", "size", "state", "stream", "transfer",
     )  # fmt: skip
 
     born: tuple[int, int] | None
@@ -72,6 +73,7 @@ class StorageRecord(weakref.ref[Any]):
     row: int
     size: int
     state: int
+    stream: Any
     transfer: Transfer | None
 
 
@@ -95,9 +97,13 @@ class StorageRegistry:
     """
 
     def __init__(
-        self, device: torch.device, alignment: int, owns: Callable[[int], bool] | None = None
+        self,
+        device: torch.device,
+        alignment: int,
+        owns: Callable[[int], bool] | None = None,
+        current_stream: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._owns = owns
+        self._owns, self._current_stream = owns, current_stream
         self.device = device.type
         self._is_on_device = operator.attrgetter(f"is_{device.type}")
         self.alignment = alignment
@@ -119,6 +125,7 @@ class StorageRegistry:
         record.state, record.movable = RESIDENT, is_resizable(storage) and not _is_generators(tensor, size)
         record.born, record.row, record.last, record.pins = born, -1, now, 0
         record.copy = record.transfer = None
+        record.stream = self._current_stream()
         record.has_valid_copy = False
         known = self.records.setdefault(record.key, record)
         if known is not record:

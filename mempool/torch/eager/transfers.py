@@ -62,6 +62,7 @@ class TransferManager:
             lending.
         min_bytes: smaller storages do not move.
         holds_all: whether all storages stay on the device, since unseen operations may use them.
+        captures: number of graphs being captured; meanwhile nothing is offloaded.
         finished_reloads: (row of the plan, transfer) of each finished reload, until the reader clears the
             list.
     """
@@ -76,6 +77,7 @@ class TransferManager:
         self.thread = threading.get_ident()
         self.min_bytes = OPTIONS.min_storage_bytes
         self.holds_all = False
+        self.captures = 0
 
     def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -108,7 +110,9 @@ class TransferManager:
 
         A size that the program changed is updated first.
         """
-        if self.holds_all or not record.movable or record.pins or (storage := record()) is None:
+        if self.holds_all or self.captures or not record.movable or record.pins:
+            return False
+        if (storage := record()) is None:
             return False
         if bytes_of(storage) != record.size:
             self._storages.resize_record(record, bytes_of(storage))
@@ -139,7 +143,9 @@ class TransferManager:
         with self.lock:
             if record.state != OFFLOADED or record.copy is None or (storage := record()) is None:
                 return
-            with hidden_from_program():
+            self._engine.check_reload()  # before memory is taken, during a capture from the graph
+            # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
+            with hidden_from_program(), self._engine.on(record.stream):
                 resize(storage, record.size)
                 record.transfer = self._engine.reload(record.copy, self._data(storage))
             self._in_flight[record.number] = record

@@ -187,6 +187,18 @@ class MemoryFunctions:
         """Return true if events are recorded."""
         return NotImplemented if self.source is None else self.history.max_entries != 0
 
+    def is_in_use(self) -> Any:
+        """Return true if CUDA is in use: with a pluggable allocator PyTorch would say no."""
+        import torch
+
+        return NotImplemented if self.source is None or not torch.cuda.is_initialized() else True
+
+    def empty_cache(self) -> Any:
+        """Implement `torch.accelerator.empty_cache`, which would ask PyTorch's own allocator."""
+        import torch
+
+        return NotImplemented if self.source is None else torch.cuda.empty_cache()
+
     def allocation_traceback(self, _address: int) -> Any:
         """Return None, since no frames are recorded."""
         return NotImplemented if self.source is None else None
@@ -240,7 +252,7 @@ def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Ca
 _functions = MemoryFunctions()
 _replacements: dict[str, Callable[..., Any]] = {}
 _originals: dict[str, Callable[..., Any]] = {}
-#: Answers by name in `torch._C`. `torch.accelerator` calls the same functions under its own names.
+#: Answers by name in `torch._C`. `torch.accelerator` has its own names for the same functions.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _functions.memory_stats,
     "_cuda_resetPeakMemoryStats": _functions.reset_peaks,
@@ -251,6 +263,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_record_memory_history_legacy": _functions.record_history_legacy,
     "_cuda_isHistoryEnabled": _functions.is_history_enabled,
     "_cuda_allocationTraceback": _functions.allocation_traceback,
+    "_accelerator_isAllocatorInitialized": _functions.is_in_use,
+    "_accelerator_emptyCache": _functions.empty_cache,
     "_accelerator_getDeviceStats": _functions.memory_stats,
     "_accelerator_resetPeakStats": _functions.reset_peaks,
     "_accelerator_resetAccumulatedStats": _functions.reset_totals,

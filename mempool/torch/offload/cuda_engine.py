@@ -7,10 +7,14 @@ The host never waits for the GPU. Work that must follow other work waits for an 
 * a reload waits for all earlier work of the stream that allocated the device memory, and for the offload of
   the same data;
 * each of the program's streams waits for a transfer that the program needs.
+
+A stream that is captured into a graph waits for nothing outside the graph, so it is not one of the program's
+streams until the capture is over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -28,6 +32,8 @@ from mempool.torch.offload.options import OPTIONS
 from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from solvers.swap import Link
 
 
@@ -99,6 +105,7 @@ class CudaEngine:
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
         self._link: Link | None = None
         self._is_initialized = False
+        self._captures = 0  # graphs being captured
         self._process = os.getpid()
 
     def _initialize(self) -> None:
@@ -120,14 +127,68 @@ class CudaEngine:
         return self._is_initialized or self._runtime is not None or bool(torch.cuda.is_initialized())
 
     def _current_stream(self) -> Any:
-        """Return the program's stream; a new stream first waits for all copies so far."""
+        """Return the program's stream; a new stream first waits for all work so far."""
         self._initialize()
         stream = self._runtime.current()
-        if stream not in self._streams:
-            for other in (self._out, self._in):
+        if self._captures:
+            self._leave_captured_streams()
+        if stream not in self._streams and not self._runtime.capturing():
+            for other in (self._out, self._in, *self._streams):
                 stream.wait_event(self._runtime.event(other))
             self._streams[stream] = None
         return stream
+
+    def _leave_captured_streams(self) -> None:
+        """Forget the streams that are captured; the work before was ordered when the capture began."""
+        for stream in list(self._streams):
+            if self._runtime.capturing(stream):
+                del self._streams[stream]
+
+    def current_stream(self) -> Any:
+        """See `Engine`."""
+        if self._process != os.getpid():
+            return None
+        return torch.cuda.current_stream() if self._runtime is None else self._runtime.current()
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """See `Engine`."""
+        captured = self._captures > 0 and self._runtime.capturing(stream)
+        return contextlib.nullcontext() if captured else self._runtime.using(stream)
+
+    # --- captures
+
+    def begin_capture(self) -> None:
+        """See `Engine`; orders all work so far, since a captured stream can be asked for no event."""
+        with self._lock:
+            if self._is_usable():
+                self._current_stream()
+                self.fence()
+                for stream, copies in itertools.product(self._streams, (self._out, self._in)):
+                    copies.wait_event(self._runtime.event(stream))
+                self._streams.pop(self._runtime.current(), None)
+            self._captures += 1
+
+    def end_capture(self) -> None:
+        """See `Engine`."""
+        with self._lock:
+            self._captures -= 1
+
+    def is_capturing(self) -> bool:
+        """See `Engine`."""
+        return self._captures > 0 and self._runtime.capturing()
+
+    def check_reload(self) -> None:
+        """See `Engine`.
+
+        Raises:
+            UsageError: a graph is being captured, which would run the copy at each replay, and not now; or
+                this is a forked child.
+        """
+        if not self._is_usable():
+            raise UsageError("what lies on the GPU is on the host now, and CUDA serves no forked child")
+        self._initialize()
+        if self._runtime.capturing():
+            raise UsageError("what a CUDA graph uses is on the host: capture it before, or without a limit")
 
     # --- copies
 
@@ -158,17 +219,11 @@ class CudaEngine:
         """See `Engine`.
 
         Raises:
-            UsageError: a graph is being captured, which would run the copy at each replay, and not now; or
-                this is a forked child.
+            UsageError: see `check_reload`.
         """
         with self._lock:
-            if not self._is_usable():
-                raise UsageError("what lies on the GPU is on the host now, and CUDA serves no forked child")
+            self.check_reload()
             stream = self._current_stream()
-            if self._runtime.capturing():
-                raise UsageError(
-                    "what a CUDA graph uses is on the host: capture it before, or without a limit"
-                )
             self._release_finished()
             self._in.wait_event(self._runtime.event(stream))
             self._in.wait_event(copy.filled_by.ended)
@@ -344,13 +399,21 @@ class CudaRuntime:
         """Return the stream on which this thread's operations run now."""
         return torch.cuda.current_stream(self._device)
 
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which this thread's operations run on a stream."""
+        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return context
+
     def synchronize(self) -> None:
         """Wait until all streams have finished their work."""
         torch.cuda.synchronize(self._device)
 
-    def capturing(self) -> bool:
-        """Return whether this thread's work is captured into a graph instead of executed."""
-        return bool(torch.cuda.is_current_stream_capturing())
+    def capturing(self, stream: Any = None) -> bool:
+        """Return whether the work of a stream, by default the current one, is captured into a graph."""
+        if stream is None:
+            return bool(torch.cuda.is_current_stream_capturing())
+        with torch.cuda.stream(stream):
+            return self.capturing()
 
     def event(self, stream: Any, *, timing: bool = False) -> Any:
         """Return an event recorded after the stream's work so far."""
@@ -373,9 +436,12 @@ class CudaRuntime:
 
 
 def _seconds_between(pairs: list[tuple[Any, Any]]) -> float:
-    """Return the sum of the seconds from the first to the second event of all pairs."""
-    for _, after in pairs:
-        after.synchronize()
+    """Return the sum of the seconds from the first to the second event of all pairs.
+
+    The events of a pair may be of two streams, so that the first may come last.
+    """
+    for event in itertools.chain.from_iterable(pairs):
+        event.synchronize()
     return float(sum(before.elapsed_time(after) for before, after in pairs)) / 1e3
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from solvers.swap import Link
@@ -99,6 +101,24 @@ class Engine(Protocol):
 
     def note_stream(self) -> None:
         """Make reloaded data available to an operation about to run, on any stream; also done by `mark`."""
+
+    def current_stream(self) -> Any:
+        """Return the stream of this thread's operations; None on a device without streams."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which operations run on a stream, unless that is captured into a graph."""
+
+    def begin_capture(self) -> None:
+        """Note that work on the current stream is captured into a graph from now on."""
+
+    def end_capture(self) -> None:
+        """Note the end of a capture."""
+
+    def is_capturing(self) -> bool:
+        """Return whether this thread's work is captured."""
+
+    def check_reload(self) -> None:
+        """Raise UsageError if no reload is possible now."""
 
     def mark(self) -> Any:
         """Return the moment at which all device work so far is done, for `seconds`."""

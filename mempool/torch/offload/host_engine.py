@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -22,6 +23,7 @@ from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -191,6 +193,26 @@ class HostEngine:
 
     def note_stream(self) -> None:
         """See `Engine`; without effect, since a CPU has no streams."""
+
+    def current_stream(self) -> None:
+        """See `Engine`."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """See `Engine`."""
+        return contextlib.nullcontext(stream)
+
+    def begin_capture(self) -> None:
+        """See `Engine`; without effect, as the next three: a CPU captures no graphs."""
+
+    def end_capture(self) -> None:
+        """See `Engine`."""
+
+    def is_capturing(self) -> bool:
+        """See `Engine`."""
+        return False
+
+    def check_reload(self) -> None:
+        """See `Engine`."""
 
     def waited(self, transfer: Any) -> float:
         """See `Engine`."""

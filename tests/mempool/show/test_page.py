@@ -10,7 +10,7 @@ from pages import place, resting, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
-from traces import Buffers, Trace
+from traces import Buffers, EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,6 +184,42 @@ def test_every_control_has_a_name(page: Any) -> None:
             one.textContent.trim())).length"""
     )
     assert unnamed == 0
+
+
+def test_next_shows_a_long_buffer_within_the_time_range(visit: Callable[..., Any]) -> None:
+    """Buffers that last as long as the trace, and half as long: no time outside the trace is shown."""
+    page = visit(figure(Buffers.of([0, 50], [100, 100], [KIB, KIB])).html())
+    page.focus("#figure")
+    for row, (left, right) in enumerate([(0, 100), (0, 100)]):
+        page.keyboard.press("n")
+        assert f"#{row}" in page.locator("#chosen").inner_text()
+        assert (window(page)["left"], window(page)["right"]) == (left, right)
+
+
+def test_tooltip_follows_the_picture_after_a_search(page: Any) -> None:
+    """A search moves the found buffers down in the stacked picture, below a resting pointer."""
+    page.click("#stacked")
+    page.mouse.move(*place(page, 4.5, 150 * KIB))
+    assert (tooltip(page) or "").startswith("buffer #1")
+    for wanted, name in [("#3", "buffer #1"), ("three", "buffer #2"), ("", "buffer #1")]:
+        page.evaluate("(wanted) => mempoolShow.search(wanted)", wanted)
+        assert (tooltip(page) or "").startswith(name)
+
+
+@pytest.mark.parametrize(("held", "asked"), [(KIB, 0), (100 * KIB, 0), (KIB, 1), (100 * KIB, KIB)])
+def test_label_of_the_peak_is_inside_the_plot_below_that_of_a_refused_request(
+    visit: Callable[..., Any], held: int, asked: int
+) -> None:
+    """Whether the load is all that is reserved or little of it."""
+    events = [EventType.RESERVE, EventType.ALLOC, *[EventType.REFUSED] * bool(asked)]
+    page = visit(figure(Trace.of(events, [-1, 0, -1][: len(events)], [held, KIB, asked][: len(events)],
+                                 address=[0, 0, -1][: len(events)])).html())  # fmt: skip
+    baseline, tall, refused = page.evaluate(
+        """() => { const {load, peak, peak_label: label} = mempoolShow.models
+          const {frame} = Bokeh.index.find_one_by_id(load.id), y = frame.y_scale
+          return [y.compute(peak.data.bytes[0]) - label.y_offset.value, frame.bbox.height, 16] }"""
+    )
+    assert (refused if asked else 0) + 14 <= baseline < tall
 
 
 def test_click_shows_the_composition_at_a_moment(page: Any) -> None:

@@ -1,11 +1,18 @@
 """Train a convolutional network with workers, pinned memory, AMP, and checkpoints of both kinds."""
 
+import contextlib
+import subprocess
+import sys
+
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run(["nvidia-smi"], check=False)
     images = TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     loader = DataLoader(images, batch_size=8, num_workers=1, pin_memory=True, shuffle=True)
     stem = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.BatchNorm2d(64)).cuda()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu.hpp"
+#include "order.hpp"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -42,18 +43,28 @@ class Call {
     ++gpu->calls[symbol];
     if (gpu->log.size() < kMostLogged) gpu->log.emplace_back(symbol);
     const auto found = gpu->failures.find(symbol);
+    const auto recorded = gpu->answers.find(symbol);
+    answered_ = recorded != gpu->answers.end() && !recorded->second.empty();
+    if (answered_) {
+      answer_ = recorded->second.front();
+      recorded->second.pop_front();
+    }
     if (gpu->gone) {
       refused_ = kDeinitialized;
     } else if (needs != kNothing && !gpu->initialized) {
       refused_ = kNotInitialized;
     } else if (found != gpu->failures.end() && found->second.after-- <= 0 && found->second.times-- > 0) {
       refused_ = found->second.code;
+    } else if (answer_.code != 0) {
+      refused_ = answer_.code;
     } else if (needs == kContext && current() == nullptr) {
       refused_ = kInvalidContext;
       gpu->fault(std::string(symbol) + " without a current context");
     }
   }
   int refused() const { return refused_; }
+  // Return the recorded answer to this call; null: there is none.
+  const Answer* answer() const { return answered_ ? &answer_ : nullptr; }
 
  private:
   // Others may call meanwhile.
@@ -69,6 +80,8 @@ class Call {
 
   std::lock_guard<std::recursive_mutex> guard_;
   int refused_ = 0;
+  bool answered_ = false;
+  Answer answer_;
 };
 
 }  // namespace fake

@@ -22,6 +22,8 @@ EXPORTED void fake_reset(int devices) {
   gpu->calls.clear();
   gpu->failures.clear();
   gpu->slow.clear();
+  gpu->answers.clear();
+  if (gpu->order != nullptr) gpu->order = std::make_unique<Order>();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
   gpu->version = 12080;
@@ -55,6 +57,12 @@ EXPORTED void fake_set_alignment(std::size_t bytes) {
 EXPORTED void fake_fail(const char* symbol, int code, int after, int times) {
   LOCKED;
   gpu->failures[symbol] = {code, after, times};
+}
+// The next call of `symbol` without an answer ends with `code`; where the code is 0 and the function is one that tells two
+// numbers, with these.
+EXPORTED void fake_answer(const char* symbol, int code, std::size_t first, std::size_t second) {
+  LOCKED;
+  gpu->answers[symbol].push_back({code, first, second});
 }
 EXPORTED void fake_slow(const char* symbol, int ms) {
   LOCKED;
@@ -152,10 +160,7 @@ EXPORTED int fake_launch(int graph, Handle handle, Context* context) {
   LOCKED;
   const auto found = gpu->graphs.find(graph);
   if (found == gpu->graphs.end()) return kInvalidHandle;
-  for (const Work& work : found->second->work) {
-    if (const int code = gpu->enqueue(gpu->stream(handle, context), work)) return code;
-  }
-  return 0;
+  return gpu->launch(*found->second, gpu->stream(handle, context));
 }
 EXPORTED void fake_destroy_graph(int graph) {
   LOCKED;

@@ -99,7 +99,9 @@ EXPORTED int cuCtxSynchronize() {
   }
   if (code != 0) return code;
   for (std::size_t i = 0; i < gpu->streams.size(); ++i) {
-    if (gpu->streams[i]->context == current()) gpu->force(gpu->streams[i].get(), gpu->streams[i]->queued);
+    if (gpu->streams[i]->context != current()) continue;
+    gpu->force(gpu->streams[i].get(), gpu->streams[i]->queued);
+    gpu->host_waited(*gpu->streams[i]);
   }
   return 0;
 }

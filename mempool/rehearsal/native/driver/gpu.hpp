@@ -34,7 +34,7 @@ namespace fake {
 
 enum Code {
   kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeinitialized = 4, kNoDevice = 100,
-  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotReady = 600, kCaptureUnsupported = 900,
+  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kNotSupported = 801, kCaptureUnsupported = 900,
   kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
   kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kWrongThread = 908
 };
@@ -46,7 +46,14 @@ struct Stream;
 struct Range {
   std::uintptr_t begin;
   std::size_t bytes;
+  bool writes = false;  // false: reads, or unknown
 };
+
+// Of each stream the number of its works that come before something.
+using Clock = std::map<const Stream*, std::uint64_t>;
+inline void join(Clock& into, const Clock& other) {
+  for (const auto& [stream, works] : other) into[stream] = std::max(into[stream], works);
+}
 
 // One recording of an event.
 struct Mark {
@@ -56,12 +63,14 @@ struct Mark {
   bool done = false;
   std::shared_ptr<struct Capture> capture;  // set: nothing is queued, and `nodes` are what it comes after
   std::set<int> nodes;
+  Clock before;  // what comes before the recording, and the stream's works up to it
 };
 
 struct Work {
   std::function<void()> run;
   std::vector<Range> uses;
   std::shared_ptr<Mark> waits, marks;
+  const char* name = "a copy or a fill";
 };
 
 struct Capture {
@@ -70,6 +79,7 @@ struct Capture {
   std::thread::id thread;
   Stream* origin = nullptr;
   bool valid = true, over = false;
+  bool stale = false;  // memory of its work has been freed, so that a launch would be a fault
   int nodes = 0;
   std::vector<Work> work;  // in the order of the calls, which respects all edges
 };
@@ -93,6 +103,7 @@ struct Stream {
   std::deque<Work> queue;
   std::uint64_t queued = 0, done = 0, allowed = 0;  // works ever
   std::shared_ptr<Capture> capture;
+  Clock before;           // what comes before the next work
   std::set<int> reached;  // nodes of the capture that come before what is queued next
 };
 
@@ -127,6 +138,11 @@ struct Failure {
   int code = 0, after = 0, times = 0;
 };
 
+struct Answer {  // to a call of the driver that was recorded elsewhere
+  int code = 0;
+  std::size_t first = 0, second = 0;  // outputs, where the function gives them
+};
+
 class Gpu {
  public:
   static constexpr std::size_t kWhole = std::size_t{2} << 20;
@@ -151,6 +167,7 @@ class Gpu {
   std::map<std::string, int> calls;
   std::map<std::string, Failure> failures;
   std::map<std::string, std::chrono::milliseconds> slow;
+  std::map<std::string, std::deque<Answer>> answers;
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<unsigned long long, Memory> memories;  // by handle
@@ -163,6 +180,8 @@ class Gpu {
   std::vector<std::unique_ptr<Context>> contexts;
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<Context*> primaries = std::vector<Context*>(2);
+
+  std::unique_ptr<class Order> order;  // null: the order of uses is not checked
 
   void fault(const std::string& what) { faults.push_back(what); }
 
@@ -234,8 +253,8 @@ class Gpu {
         if (touches(work, range)) fault("memory is freed that queued work uses");
       }
     }
-    for (const auto& capture : captures) check_graph(*capture, range);
-    for (const auto& [id, graph] : graphs) check_graph(*graph, range);
+    for (const auto& capture : captures) note_freed(*capture, range);
+    for (const auto& [id, graph] : graphs) note_freed(*graph, range);
   }
   int free(std::uintptr_t address, std::initializer_list<Kind> kinds = {kPlain, kManaged}) {
     const auto found = allocations.find(address);
@@ -245,6 +264,7 @@ class Gpu {
     }
     const Allocation& allocation = found->second;
     check_unused({address, allocation.bytes});
+    forget_order({address, allocation.bytes});
     if (!allocation.mapped.empty()) fault("address space is freed that memory is mapped to");
     Device& on = devices[static_cast<std::size_t>(allocation.device)];
     if (allocation.kind == kPlain) on.live_bytes -= allocation.bytes;
@@ -360,6 +380,7 @@ class Gpu {
       stream->capture->work.push_back(std::move(work));
       return kSuccess;
     }
+    check_order(*stream, work);
     if (work.marks != nullptr) work.marks->position = stream->queued;
     ++stream->queued;
     const bool ready = !late && stream->queue.empty() && (work.waits == nullptr || work.waits->done);
@@ -388,6 +409,14 @@ class Gpu {
       force(waits->stream, waits->position + 1);
     }
   }
+
+  // --- the order of uses: see order.hpp
+
+  void check_order(Stream& stream, Work& work);
+  void forget_order(const Range& range);
+  // The host has waited for everything on a stream, or for an event.
+  void host_waited(const Stream& stream);
+  void host_waited(const Mark& mark);
 
   // --- captures
 
@@ -445,6 +474,13 @@ class Gpu {
     graphs[next_graph] = capture;
     return next_graph++;
   }
+  int launch(const Capture& graph, Stream* stream) {
+    if (graph.stale) fault("a graph is launched whose memory was freed");
+    for (const Work& work : graph.work) {
+      if (const int code = enqueue(stream, work)) return code;
+    }
+    return kSuccess;
+  }
   int blocked_by_capture(Stream* stream) { return implicit(stream, true) ? kCaptureImplicit : kSuccess; }
 
  private:
@@ -465,10 +501,9 @@ class Gpu {
     }
     return false;
   }
-  void check_graph(const Capture& graph, const Range& range) {
-    for (const Work& work : graph.work) {
-      if (touches(work, range)) fault("memory is freed that a graph uses");
-    }
+  // PyTorch releases a graph's memory before it destroys the graph, which harms nobody.
+  static void note_freed(Capture& graph, const Range& range) {
+    for (const Work& work : graph.work) graph.stale = graph.stale || touches(work, range);
   }
   bool step(Stream& stream) {
     if (stream.done >= stream.allowed || stream.queue.empty()) return false;

@@ -33,19 +33,20 @@ EXPORTED int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   const Device& device = gpu->devices[static_cast<std::size_t>(current()->device)];
   *total = device.capacity;
   *free = device.capacity - device.live_bytes;
+  if (const Answer* const answer = call.answer()) *free = answer->first, *total = answer->second;
   return 0;
 }
 
 EXPORTED int cuMemcpyAsync(std::uintptr_t to, std::uintptr_t from, std::size_t bytes, Handle stream) {
   CALL("cuMemcpyAsync");
-  return queue_bytes(stream, {{to, bytes}, {from, bytes}}, [=] {
+  return queue_bytes(stream, {{to, bytes, true}, {from, bytes}}, [=] {
     gpu->copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   });
 }
 
 EXPORTED int cuMemsetD8Async(std::uintptr_t address, unsigned char value, std::size_t bytes, Handle stream) {
   CALL("cuMemsetD8Async");
-  return queue_bytes(stream, {{address, bytes}}, [=] { gpu->fill(reinterpret_cast<void*>(address), value, bytes); });
+  return queue_bytes(stream, {{address, bytes, true}}, [=] { gpu->fill(reinterpret_cast<void*>(address), value, bytes); });
 }
 
 // --- pages, which old drivers lack

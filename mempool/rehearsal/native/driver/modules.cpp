@@ -9,8 +9,6 @@ using namespace fake;
 
 namespace {
 
-constexpr int kNotFound = 500, kNotSupported = 801;
-
 // Return the function that CUDA's headers map a short name to: the newest of this driver.
 void* function_of(const char* name) {
   for (const char* const version : {"_v3", "_v2", ""}) {
@@ -167,7 +165,7 @@ EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t word
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
   return gpu->enqueue(stream, Work{[=] { gpu->fill(reinterpret_cast<void*>(address), 0, 4 * words); },
-                                   {{address, 4 * words}}, nullptr, nullptr});
+                                   {{address, 4 * words, true}}, nullptr, nullptr});
 }
 
 // Memory that processes or several devices share, green contexts and waits for values: no device of the stand-in has them.

@@ -84,14 +84,19 @@ EXPORTED int cuEventQuery(Event* event) {
   CALL("cuEventQuery");
   if (known(event) == nullptr) return kInvalidHandle;
   if (const int code = ask(event)) return code;
-  return event->mark == nullptr || event->mark->done ? kSuccess : kNotReady;
+  if (event->mark == nullptr) return kSuccess;
+  if (!event->mark->done) return kNotReady;
+  gpu->host_waited(*event->mark);
+  return kSuccess;
 }
 
 EXPORTED int cuEventSynchronize(Event* event) {
   CALL("cuEventSynchronize");
   if (known(event) == nullptr) return kInvalidHandle;
   if (const int code = ask(event)) return code;
-  if (event->mark != nullptr) gpu->force(event->mark->stream, event->mark->position + 1);
+  if (event->mark == nullptr) return 0;
+  gpu->force(event->mark->stream, event->mark->position + 1);
+  gpu->host_waited(*event->mark);
   return 0;
 }
 
@@ -129,6 +134,7 @@ EXPORTED int cuStreamSynchronize(Handle handle) {
   if (const int code = gpu->blocked_by_capture(stream)) return code;
   if (const int code = gpu->unsafe(self().mode)) return code;
   gpu->force(stream, stream->queued);
+  gpu->host_waited(*stream);
   return 0;
 }
 

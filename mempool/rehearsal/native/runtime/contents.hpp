@@ -13,6 +13,9 @@ void copy_contents(void* to, const void* from, std::size_t bytes);
 // Fill at once; memory of a device stays as it is unless values are `copied`.
 void fill_contents(void* to, int value, std::size_t bytes);
 
+// A kernel writes to this address: bytes that were known there are unknown.
+void forget_contents(const void* address);
+
 // The same as work of a stream. Both return the driver's code: kInvalidHandle for no stream.
 int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stream);
 int queue_fill(void* to, int value, std::size_t bytes, fake::Stream* stream);

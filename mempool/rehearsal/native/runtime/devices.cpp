@@ -16,6 +16,7 @@ const bool prepared = [] {
   gpu->copy = copy_contents;
   gpu->fill = fill_contents;
   gpu->version = set.runtime;
+  if (!set.arguments.empty()) gpu->order = std::make_unique<fake::Order>();
   gpu->devices.assign(static_cast<std::size_t>(set.devices), fake::Device{});
   gpu->primaries.assign(static_cast<std::size_t>(set.devices), nullptr);
   for (fake::Device& device : gpu->devices) {

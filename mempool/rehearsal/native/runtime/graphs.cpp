@@ -79,10 +79,7 @@ EXPORTED int cudaGraphLaunch(Handle executable, Handle stream) {
   RUNTIME("cudaGraphLaunch");
   const auto capture = known(executable);
   if (capture == nullptr) return noted(fake::kInvalidValue);
-  for (const fake::Work& work : capture->work) {
-    if (const int code = gpu->enqueue(call.stream(stream), work)) return noted(code);
-  }
-  return 0;
+  return noted(gpu->launch(*capture, call.stream(stream)));
 }
 EXPORTED int cudaGraphUpload(Handle, Handle) { return 0; }
 EXPORTED int cudaGraphDestroy(Handle graph) {

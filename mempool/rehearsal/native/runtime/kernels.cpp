@@ -1,4 +1,5 @@
 // Kernels of the CUDA runtime: registered, asked about and launched, and never run.
+#include "runtime/contents.hpp"
 #include "runtime/images.hpp"
 #include "runtime/runtime.hpp"
 
@@ -23,24 +24,65 @@ constexpr int kNoKernelImage = 209;
 
 thread_local Configuration configuration;
 
-// Queue a kernel as work without a range of memory, since the types of a kernel's arguments are unknown here.
-int launch(const void* kernel, Handle stream) {
+// Return the memory that a kernel's arguments point to: each aligned word that is an address in live memory, with one byte,
+// because how far a kernel goes is unknown.
+std::vector<fake::Range> uses_of(const KernelTraits& traits, void** arguments) {
+  std::vector<fake::Range> uses;
+  for (std::size_t i = 0; i < traits.arguments->size(); ++i) {
+    const auto* const bytes = static_cast<const char*>(arguments[i]);
+    for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= (*traits.arguments)[i]; at += sizeof(std::uintptr_t)) {
+      std::uintptr_t word = 0, begin = 0;
+      std::memcpy(&word, bytes + at, sizeof word);
+      const fake::Allocation* const in = gpu->found(word, begin);
+      if (in == nullptr || in->kind == fake::kHost || !gpu->is_allocated({word, 1})) continue;
+      uses.push_back({word, 1, static_cast<int>(uses.size()) == traits.written});
+    }
+  }
+  return uses;
+}
+
+// Forget what is known of the memory at the first live address in an argument, whose size may be unknown: arguments lie on the
+// stack of the caller, so that the words behind a short one can be read.
+void forget_first(const void* argument) {
+  constexpr std::size_t kMost = 1024;  // bytes: more than the calculator of offsets that comes before some pointers
+  for (std::size_t at = 0; at < kMost; at += sizeof(std::uintptr_t)) {
+    std::uintptr_t word = 0, begin = 0;
+    std::memcpy(&word, static_cast<const char*>(argument) + at, sizeof word);
+    if (gpu->found(word, begin) != nullptr) return forget_contents(reinterpret_cast<const void*>(word));
+  }
+}
+
+// Queue a kernel as work that uses what its arguments point to, as far as they are known.
+int launch(const void* kernel, Handle stream, void** arguments) {
   RUNTIME("cudaLaunchKernel");
   if (architecture_of(kernel) == 0) return noted(kNoKernelImage);
   fake::Stream* const on = call.stream(stream);
-  return noted(on == nullptr ? fake::kInvalidHandle : gpu->enqueue(on, fake::Work{}));
+  if (on == nullptr) return noted(fake::kInvalidHandle);
+  const KernelTraits traits = traits_of_kernel(kernel);
+  fake::Work work;
+  work.name = traits.name;
+  if (traits.arguments != nullptr) work.uses = uses_of(traits, arguments);
+  if (traits.output >= 0) forget_first(arguments[traits.output]);
+  for (const fake::Range& range : work.uses) {
+    if (range.writes) forget_contents(reinterpret_cast<const void*>(range.begin));
+  }
+  return noted(gpu->enqueue(on, std::move(work)));
 }
 
 }  // namespace
 
-EXPORTED int cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) { return launch(kernel, stream); }
-EXPORTED int __cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
-  return launch(kernel, stream);
+EXPORTED int cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void** arguments, std::size_t, Handle stream) {
+  return launch(kernel, stream, arguments);
 }
-EXPORTED int cudaLaunchCooperativeKernel(const void* kernel, Dimensions, Dimensions, void**, std::size_t, Handle stream) {
-  return launch(kernel, stream);
+EXPORTED int __cudaLaunchKernel(const void* kernel, Dimensions, Dimensions, void** arguments, std::size_t, Handle stream) {
+  return launch(kernel, stream, arguments);
 }
-EXPORTED int cudaLaunchKernelExC(const Configuration* with, const void* kernel, void**) { return launch(kernel, with->stream); }
+EXPORTED int cudaLaunchCooperativeKernel(const void* kernel, Dimensions, Dimensions, void** arguments, std::size_t, Handle stream) {
+  return launch(kernel, stream, arguments);
+}
+EXPORTED int cudaLaunchKernelExC(const Configuration* with, const void* kernel, void** arguments) {
+  return launch(kernel, with->stream, arguments);
+}
 
 EXPORTED int __cudaGetKernel(const void** kernel, const void* function) {
   *kernel = function;

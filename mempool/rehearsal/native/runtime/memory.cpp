@@ -50,32 +50,50 @@ void draw(void* to, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += 8) into[i] = generator() & 1;
 }
 
-// Small ranges of device memory with bytes from the host. Programs and PyTorch itself read such bytes back: the buckets of
-// DistributedDataParallel, for one, travel through a device. A range counts for reads of the same range alone, since
-// what a kernel writes is unknown.
-class FromHost {
+// Ranges of device memory whose bytes are known: small ones with bytes from the host, and ranges of one value that somebody
+// promises. Programs and PyTorch itself read bytes of the host back: the buckets of DistributedDataParallel, for one, travel
+// through a device. Such a range counts for reads of the same range alone, since what a kernel writes is unknown.
+class Known {
  public:
   void add(const void* address, std::size_t bytes) {
     forget(address, bytes);
-    if (bytes <= kKept) ranges_[reinterpret_cast<std::uintptr_t>(address)] = bytes;
+    if (bytes <= kKept) ranges_[number(address)] = {bytes, kCopied};
+  }
+  void promise(const void* address, std::size_t bytes, unsigned char value) {
+    forget(address, bytes);
+    ranges_[number(address)] = {bytes, value};
   }
   void forget(const void* address, std::size_t bytes) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(address);
+    const std::uintptr_t begin = number(address);
     auto range = ranges_.lower_bound(begin);
-    if (range != ranges_.begin() && std::prev(range)->first + std::prev(range)->second > begin) --range;
+    if (range != ranges_.begin() && std::prev(range)->first + std::prev(range)->second.bytes > begin) --range;
     while (range != ranges_.end() && range->first < begin + bytes) range = ranges_.erase(range);
   }
+  // True: the bytes are in the memory.
   bool has(const void* address, std::size_t bytes) const {
-    const auto range = ranges_.find(reinterpret_cast<std::uintptr_t>(address));
-    return range != ranges_.end() && range->second == bytes;
+    const auto range = ranges_.find(number(address));
+    return range != ranges_.end() && range->second.bytes == bytes && range->second.value == kCopied;
+  }
+  // The value of all bytes; negative: none is promised.
+  int promised(const void* address, std::size_t bytes) const {
+    auto range = ranges_.upper_bound(number(address));
+    if (range == ranges_.begin()) return kCopied;
+    --range;
+    return number(address) + bytes <= range->first + range->second.bytes ? range->second.value : kCopied;
   }
 
  private:
   static constexpr std::size_t kKept = std::size_t{64} << 10;  // bytes: larger copies would fill the host's memory
-  std::map<std::uintptr_t, std::size_t> ranges_;
+  static constexpr int kCopied = -1;
+  struct Contents {
+    std::size_t bytes;
+    int value;
+  };
+  static std::uintptr_t number(const void* address) { return reinterpret_cast<std::uintptr_t>(address); }
+  std::map<std::uintptr_t, Contents> ranges_;
 };
-FromHost& from_host() {
-  static auto* const made = new FromHost;
+Known& known() {
+  static auto* const made = new Known;
   return *made;
 }
 
@@ -83,10 +101,16 @@ FromHost& from_host() {
 
 void copy_contents(void* to, const void* from, std::size_t bytes) {
   const bool to_device = on_device(to), from_device = on_device(from);
-  const bool known = !from_device || from_host().has(from, bytes);
-  if (to_device) from_host().forget(to, bytes);
-  if (to_device && known) from_host().add(to, bytes);
-  const bool moves = to_device ? from_host().has(to, bytes) : known;
+  const int promised = from_device ? known().promised(from, bytes) : -1;
+  if (promised >= 0) {
+    if (to_device) known().promise(to, bytes, static_cast<unsigned char>(promised));
+    else std::memset(to, promised, bytes);
+    return;
+  }
+  const bool readable = !from_device || known().has(from, bytes);
+  if (to_device) known().forget(to, bytes);
+  if (to_device && readable) known().add(to, bytes);
+  const bool moves = to_device ? known().has(to, bytes) : readable;
   if (moves || settings().values == Values::copied) {
     std::memmove(to, from, bytes);
   } else if (!to_device && settings().values == Values::random) {
@@ -97,14 +121,14 @@ void copy_contents(void* to, const void* from, std::size_t bytes) {
 }
 
 void fill_contents(void* to, int value, std::size_t bytes) {
-  from_host().forget(to, bytes);
+  known().forget(to, bytes);
   if (settings().values == Values::copied || !on_device(to)) std::memset(to, value, bytes);
 }
 
 int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stream) {
   if (stream == nullptr) return fake::kInvalidHandle;
   fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
-  if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes});
+  if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
   return gpu->enqueue(stream, std::move(work));
 }
@@ -112,9 +136,11 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
 int queue_fill(void* to, int value, std::size_t bytes, fake::Stream* stream) {
   if (stream == nullptr) return fake::kInvalidHandle;
   fake::Work work{[=] { fill_contents(to, value, bytes); }, {}, nullptr, nullptr};
-  work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes});
+  work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   return gpu->enqueue(stream, std::move(work));
 }
+
+void forget_contents(const void* address) { known().forget(address, 1); }
 
 }  // namespace standin
 
@@ -245,6 +271,21 @@ EXPORTED int cudaMemsetAsync(void* to, int value, std::size_t bytes, Handle stre
   return noted(queue_fill(to, value, bytes, call.stream(stream)));
 }
 EXPORTED int cudaMemset(void* to, int value, std::size_t bytes) { return cudaMemsetAsync(to, value, bytes, 0); }
+
+// Promise that all bytes of a range read as one value until the range is written or the promise is taken back.
+EXPORTED void mempool_standin_promise(void* address, std::size_t bytes, unsigned char value) {
+  RuntimeCall call("mempool_standin_promise");
+  known().promise(address, bytes, value);
+}
+EXPORTED void mempool_standin_forget(void* address, std::size_t bytes) {
+  RuntimeCall call("mempool_standin_forget");
+  known().forget(address, bytes);
+}
+// 1: the host has copied these bytes there. 2: they are promised. 0: they are unknown.
+EXPORTED int mempool_standin_knows(const void* address, std::size_t bytes) {
+  RuntimeCall call("mempool_standin_knows");
+  return known().has(address, bytes) ? 1 : known().promised(address, bytes) >= 0 ? 2 : 0;
+}
 
 // Pools of the driver, which backend cudaMallocAsync of PyTorch uses: one, of which everything is the device's.
 EXPORTED int cudaDeviceGetDefaultMemPool(void** pool, int) {

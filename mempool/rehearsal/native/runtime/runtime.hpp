@@ -12,7 +12,7 @@ namespace standin {
 using fake::Handle;
 using fake::gpu;
 
-constexpr int kNotSupported = 801;
+using fake::kNotSupported;
 
 // The calling thread's last error, which cudaGetLastError returns and clears.
 inline int& last_error() {

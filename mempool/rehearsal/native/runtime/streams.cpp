@@ -42,7 +42,9 @@ EXPORTED int cudaStreamQuery(Handle handle) {
   const fake::Stream* const stream = call.stream(handle);
   if (stream == nullptr) return noted(fake::kInvalidHandle);
   if (stream->capture != nullptr) return noted(fake::kCaptureUnsupported);
-  return stream->done < stream->queued ? fake::kNotReady : fake::kSuccess;
+  if (stream->done < stream->queued) return fake::kNotReady;
+  gpu->host_waited(*stream);
+  return fake::kSuccess;
 }
 EXPORTED int cudaStreamWaitEvent(Handle stream, fake::Event* event, unsigned flags) {
   RUNTIME("cudaStreamWaitEvent");

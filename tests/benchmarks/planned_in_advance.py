@@ -1,0 +1,142 @@
+"""Most memory held and smallest sufficient limit of the loops of `tests/gpu`, with and without a saved plan.
+
+    python tests/benchmarks/planned_in_advance.py [--loops LOOP ...] [--ways WAY ...] [--limits]
+
+Needs a CUDA build of PyTorch, and no GPU: the loops run on the stand-in. The table has multiples of the peak
+live bytes: most reserved bytes without a limit, reserved bytes at the end, and with ``--limits`` the smallest
+limit at which training ends, found by bisection to 0.002. ``saved`` replays the plan that an earlier run of
+the same loop saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+
+from mempool.hardware.gpu_memory import card
+from mempool.rehearsal import Machine, standin
+
+GIB = 1 << 30
+LOOPS = ("gpt", "cnn", "lengths", "any length")
+WAYS = ("native", "expandable", "plain", "growing", "plain, saved", "growing, saved")
+ACCURACY = 0.002  #: of the smallest limit, as a multiple of the peak live bytes
+
+
+def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -> dict[str, Any]:
+    """Train one loop in this process; return its bytes, and whether memory ran out."""
+    kind = way.partition(",")[0]
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if kind == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    import torch
+    import worker
+    from workloads import PERIODS
+
+    import mempool.torch
+
+    torch.use_deterministic_algorithms(True)
+    pool = None
+    if kind in ("plain", "growing"):
+        pool = mempool.torch.install(device="cuda", memory=kind, plan=plan)
+    if limit:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    failed = False
+    try:
+        step = worker.stepping(loop, pool)
+        for number in range(PERIODS[loop][0]):
+            if pool is not None:
+                pool.plan_now()  # steps take no time here: a thread would plan late
+            step(number)
+    except torch.OutOfMemoryError:
+        failed = True
+    if pool is not None and save is not None:
+        pool.save(save)
+    return {
+        "failed": failed,
+        "live": torch.cuda.max_memory_allocated(),
+        "most": torch.cuda.max_memory_reserved(),
+        "end": torch.cuda.memory_reserved(),
+    }
+
+
+def in_child(*arguments: Any) -> dict[str, Any]:
+    """Call `train` in a forked process, which has PyTorch and the stand-in and has not used them."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            result = train(*arguments)
+        except BaseException:
+            result = {"error": traceback.format_exc()}
+        os.write(writer, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        result = json.loads(answer.read())
+    os.wait()
+    if "error" in result:
+        raise SystemExit(result["error"])
+    return result
+
+
+def smallest_limit(way: str, loop: str, live: int, most: int, plan: str | None) -> float:
+    """Return the smallest limit at which training ends, as a multiple of the peak live bytes."""
+    low, high = 1.0, max(most / live, 1 + ACCURACY)
+    while high - low > ACCURACY:
+        middle = (low + high) / 2
+        if in_child(way, loop, int(middle * live), plan, None)["failed"]:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--loops", nargs="*", choices=LOOPS, default=LOOPS)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument("--limits", action="store_true")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        standin.write_libraries(folder, standin.find_installation())
+        os.environ[standin.SETTINGS] = Machine(card("H100")).settings(standin.find_installation())
+        standin.load(folder)
+        import torch  # noqa: F401 - for all children
+        import worker  # noqa: F401
+
+        import mempool.torch  # noqa: F401
+
+        print("| loop | allocator | live, GiB | most held | at the end | smallest limit |")
+        print("| --- | --- | ---: | ---: | ---: | ---: |")
+        for loop in chosen.loops:
+            for way in chosen.ways:
+                plan = None
+                if "saved" in way:
+                    plan = str(folder / f"{loop}.{way}.plan")
+                    in_child(way.partition(",")[0], loop, 0, None, plan)
+                free = in_child(way, loop, 0, plan, None)
+                live, most = free["live"], free["most"]
+                limit = f"{smallest_limit(way, loop, live, most, plan):.3f}" if chosen.limits else ""
+                row = [
+                    loop,
+                    way,
+                    f"{live / GIB:.2f}",
+                    f"{most / live:.4f}",
+                    f"{free['end'] / live:.4f}",
+                    limit,
+                ]
+                print("|", " | ".join(row), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Processes with PyTorch's CUDA build on the stand-in, whose queues run late and whose copies move bytes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import forking
+
+from mempool.errors import UsageError
+from mempool.rehearsal import Machine, standin
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a process on the stand-in."""
+    try:
+        installation = standin.find_installation()
+    except UsageError:
+        pytest.skip("no CUDA build of PyTorch is installed")
+    folder = tmp_path_factory.mktemp("libraries")
+    standin.write_libraries(folder, installation)
+    settings = Machine(devices=2, values="copied").settings(installation)
+    return {standin.FOLDER: str(folder), standin.SETTINGS: f"{settings},queues=late"}
+
+
+@pytest.fixture(scope="module")
+def forking_process(
+    request: pytest.FixtureRequest, libraries: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """The process from which the tests of a file are forked that run alone: it has imported PyTorch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in libraries.items():
+            patch.setitem(os.environ, name, value)
+        with forking(request.path, startup=Path(standin.__file__).with_name("startup")) as server:
+            yield server

@@ -1,0 +1,111 @@
+"""Random programs on streams, with graphs and threads, on the stand-in: memory is never used too early."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+
+import pytest
+from processes import alone, run_each_alone
+
+if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
+    import standin_torch
+    import torch
+
+    import mempool.torch
+
+MIB = 1 << 20
+#: Programs of each kind; a soak asks for more.
+SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "3")))
+
+
+def ended(pool: mempool.torch.TensorPool) -> None:
+    """Nothing is alive, nothing is held, and nothing was used too early."""
+    assert torch.cuda.memory_allocated() == 0
+    pool.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert standin_torch.driver().faults == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
+@alone
+def test_random_program_reads_its_own_bytes(memory: str, seed: str) -> None:
+    pool = mempool.torch.install(device="cuda", memory=memory, background=False)
+    standin_torch.Program(int(seed), pool).run(250)
+    ended(pool)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@alone
+def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
+    pool = mempool.torch.install(device="cuda", background=True)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            standin_torch.Program(100 * int(seed) + number, pool, in_thread=True).run(120)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    ended(pool)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("limit", ["6MiB", "10MiB"])
+@alone
+def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str) -> None:
+    """Tensors leave and come back on other streams, at other addresses, but not those that a graph uses."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its capture needs an offloaded tensor
+    memory = ("plain", "growing")[int(seed) % 2]
+    pool = mempool.torch.install(
+        device="cuda", limit=limit, host_limit="128MiB", memory=memory, background=False
+    )
+    program = standin_torch.Program(int(seed), pool, streams=1 + int(seed) % 3)
+    program.run(200)
+    assert pool.report().to_dict()["swapping"]["out_bytes"] > MIB
+    assert program.replays > 0
+    del program
+    ended(pool)
+
+
+@alone
+def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
+    """The last use before the free is on the tensor's own stream; another stream reloaded the tensor."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    pool = mempool.torch.install(device="cuda", limit="6MiB", host_limit="64MiB", background=False)
+    host = [torch.full((MIB,), value, dtype=torch.uint8).pin_memory() for value in (1, 2)]
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        tensor = host[0].to("cuda", non_blocking=True)
+    others = [host[1].to("cuda", non_blocking=True) for _ in range(10)]
+    assert pool.report().to_dict()["swapping"]["out_bytes"] >= MIB
+    main.wait_stream(side)
+    tensor.clone()
+    side.wait_stream(main)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        copy = torch.empty_like(tensor)
+        copy.copy_(tensor, non_blocking=True)
+        standin_torch.driver().expect(side.cuda_stream, copy.data_ptr(), MIB, 1)
+    del tensor
+    others = [host[1].to("cuda", non_blocking=True) for _ in range(3)]
+    main.synchronize()
+    side.synchronize()
+    del others
+    assert standin_torch.driver().faults == []
+
+
+if __name__ == "__main__":
+    run_each_alone(globals())

@@ -1,0 +1,195 @@
+"""Random programs of PyTorch's on the stand-in for CUDA, whose late queues show memory used too early."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from fake_cuda import FakeCuda
+
+from mempool.rehearsal.standin import LIBRARY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import mempool.torch
+
+MOST = 1 << 20  #: bytes of the largest tensor
+SIZES = (100, 5000, 70_000, 300_000, MOST, MOST)
+#: Held where a thread captures a graph or waits for the device, which CUDA does not bear at once.
+_CAPTURING = threading.RLock()
+
+
+def driver() -> FakeCuda:
+    """The driver below PyTorch, as it is."""
+    return FakeCuda(LIBRARY, None)
+
+
+def wait_for_device() -> None:
+    with _CAPTURING:
+        torch.cuda.synchronize()
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor of bytes.
+
+    Attributes:
+        data: the tensor.
+        value: of each byte, once all work so far is done.
+        owner: the stream that it was made on.
+        users: streams with work on it.
+    """
+
+    data: torch.Tensor
+    value: int
+    owner: torch.cuda.Stream
+    users: set[torch.cuda.Stream] = field(default_factory=set)
+
+
+class Program:
+    """A program that makes, copies, overwrites and frees tensors on several streams, and captures graphs.
+
+    It follows PyTorch's rules for streams. Its kernels are copies; what is copied is compared on the device.
+    """
+
+    def __init__(
+        self, seed: int, pool: mempool.torch.TensorPool, *, streams: int = 3, in_thread: bool = False
+    ) -> None:
+        self._random, self._pool, self._in_thread = random.Random(seed), pool, in_thread
+        self._driver = driver()
+        self._host = [torch.full((MOST,), value, dtype=torch.uint8).pin_memory() for value in range(1, 17)]
+        self._streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(streams - 1))]
+        self._tensors: list[Tensor] = []
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, Tensor, torch.Tensor]] = []
+        self.replays = 0
+        self._steps: list[Callable[[], object]] = [
+            *[self._make] * 6, *[self._use] * 8, *[self._free] * 3, *[self._free_and_join] * 2,
+            *[self._capture] * 2, *[self._replay] * 2, self._wait, self._mark,
+        ]  # fmt: skip
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._random.choice(self._steps)()
+            if len(self._tensors) > 30:
+                self._free()
+            assert self._driver.faults == []
+        for tensor in self._tensors:
+            self._expect(tensor, self._streams[0])
+        self._tensors.clear()
+        self._graphs.clear()
+        gc.collect()
+        wait_for_device()
+        assert self._driver.faults == []
+
+    def _any(self) -> Tensor | None:
+        return self._random.choice(self._tensors) if self._tensors else None
+
+    def _fill(self, tensor: Tensor) -> None:
+        tensor.value = self._random.randrange(1, 17)
+        tensor.data.copy_(self._host[tensor.value - 1][: tensor.data.numel()], non_blocking=True)
+
+    def _expect(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Copy on a stream, and compare the copy, after all work on the tensor so far."""
+        self._order(stream, tensor.users)
+        tensor.users.add(stream)
+        with torch.cuda.stream(stream):
+            copy = tensor.data.clone()
+            self._driver.expect(stream.cuda_stream, copy.data_ptr(), copy.numel(), tensor.value)
+
+    @staticmethod
+    def _order(stream: torch.cuda.Stream, others: Any) -> None:
+        for other in others:
+            if other != stream:
+                stream.wait_stream(other)
+
+    # --- steps
+
+    def _make(self) -> None:
+        stream = self._random.choice(self._streams)
+        with torch.cuda.stream(stream):
+            data = torch.empty(self._random.choice(SIZES), dtype=torch.uint8, device="cuda")
+            self._tensors.append(Tensor(data, 0, stream, {stream}))
+            self._fill(self._tensors[-1])
+
+    def _use(self) -> None:
+        if (tensor := self._any()) is None:
+            return
+        stream = self._random.choice(self._streams)
+        self._expect(tensor, stream)
+        with torch.cuda.stream(stream):
+            if stream != tensor.owner:
+                tensor.data.record_stream(stream)
+            if self._random.random() < 0.4:
+                self._fill(tensor)
+
+    def _free(self) -> None:
+        if self._tensors:
+            with torch.cuda.stream(self._random.choice(self._streams)):
+                self._tensors.pop(self._random.randrange(len(self._tensors)))
+
+    def _free_and_join(self) -> None:
+        """Free a tensor that another stream uses, and let the tensor's own stream wait for that."""
+        if (tensor := self._any()) is not None:
+            self._expect(tensor, self._random.choice(self._streams))
+            self._tensors.remove(tensor)
+            owner, users = tensor.owner, tensor.users
+            del tensor
+            self._order(owner, users)
+
+    def _capture(self) -> None:
+        """Capture a graph that copies a tensor, makes others, and frees some."""
+        if (tensor := self._any()) is None or self._random.random() < 0.5:
+            return
+        graph, modes = torch.cuda.CUDAGraph(), ("thread_local", "global", "relaxed")
+        mode = modes[0] if self._in_thread else self._random.choice(modes)
+        stream = self._random.choice([None, *self._streams[1:]])
+        with _CAPTURING:
+            try:
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+                    between = tensor.data.clone()
+                    result = between.clone()
+                    del between
+                    if self._random.random() < 0.3:
+                        self._free()
+            except RuntimeError as error:
+                if "is on the host" not in f"{error} {error.__context__}":
+                    raise
+                torch.cuda.synchronize()
+                return
+        self._graphs.append((graph, tensor, result))
+
+    def _replay(self) -> None:
+        if not self._graphs:
+            return
+        graph, tensor, result = self._random.choice(self._graphs)
+        stream = self._random.choice(self._streams)
+        self._order(stream, self._streams)
+        with torch.cuda.stream(stream):
+            graph.replay()
+            self._driver.expect(stream.cuda_stream, result.data_ptr(), result.numel(), tensor.value)
+        self.replays += 1
+        tensor.users.add(stream)
+        for other in self._streams:
+            self._order(other, [stream])
+        if self._random.random() < 0.3:
+            wait_for_device()
+            self._graphs.remove((graph, tensor, result))
+
+    def _wait(self) -> None:
+        chance = self._random.random()
+        if chance < 0.3:
+            wait_for_device()
+        elif chance < 0.7:
+            self._random.choice(self._streams).synchronize()
+        else:
+            torch.cuda.empty_cache()
+
+    def _mark(self) -> None:
+        if not self._in_thread:
+            self._pool.step()
+            self._pool.plan_now()
