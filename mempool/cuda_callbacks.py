@@ -38,7 +38,7 @@ class CallbackPool(Pool):
         """
         if not isinstance(index, int | None) or isinstance(index, bool):
             raise UsageError(f"index is {index!r}, not the number of a device")
-        memory = settings(memory=options.get("memory")).memory or "plain"
+        memory = settings(memory=options.get("memory")).memory or self.memory
         share = sharing.pool_of(share, index)
         self._cuda: _core.CudaDevice = sharing.cuda_device(index, driver, share, memory)
         cuda.check(self._cuda)

@@ -27,7 +27,7 @@ import numpy as np
 from mempool import _core
 from mempool.errors import UsageError
 from mempool.rehearsal.standin import LIBRARY
-from traces.formats.flight import Flight, read_records
+from traces.formats.flight import Flight, read_records, signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,7 +130,7 @@ class _Replay:
         client: Any = self._clients.get(user)
         at, stream = self._addresses, self._streams
         calls: dict[str, Callable[[], Any]] = {
-            "device_made": lambda: self._make_device(_signed(a[0]), a[1]),
+            "device_made": lambda: self._make_device(signed(a[0]), a[1], else_plain=bool(a[2])),
             "pool_made": lambda: self._make_pool(a),
             "client_made": lambda: self._clients.update({user: _core.Client(self._pool, f"replay {user}")}),
             "allocate": lambda: client.allocate(a[0], stream[a[1]]),
@@ -144,7 +144,9 @@ class _Replay:
             "recording": lambda: client.set_recording(bool(a[0])),
             "tracing": lambda: client.set_tracing(bool(a[0])),
             "install": lambda: client.install(self._pattern(thread), a[0], bool(a[1])),
-            "load": lambda: client.load(self._pattern(thread) if a[0] else None, self._pattern(thread)),
+            "load": lambda: client.load(
+                self._pattern(thread) if a[0] else None, self._pattern(thread), unsure=bool(a[1])
+            ),
             "drop_patterns": lambda: client.drop_patterns(),
             "device_bound": lambda: (self._device.bind(self._index), client.device_is_bound()),
             "request_arena": lambda: client.request_arena(),
@@ -158,10 +160,13 @@ class _Replay:
         }
         return calls.get(name)
 
-    def _make_device(self, index: int, kind: int) -> None:
+    def _make_device(self, index: int, kind: int, *, else_plain: bool) -> None:
         if self._pool is None:  # later devices only answer questions about streams
             self._device = _core.CudaDevice(
-                None if index < 0 else index, driver=self._library, memory=_KINDS[kind]
+                None if index < 0 else index,
+                driver=self._library,
+                memory=_KINDS[kind],
+                else_plain=else_plain,
             )
 
     def _make_pool(self, a: list[int]) -> None:
@@ -227,7 +232,7 @@ class _Streams(dict[int, int]):
 
     def __missing__(self, recorded: int) -> int:
         default = recorded <= _DEFAULT_STREAMS or recorded >> 63
-        self[recorded] = _signed(recorded) if default else self._make()
+        self[recorded] = signed(recorded) if default else self._make()
         return self[recorded]
 
 
@@ -271,10 +276,6 @@ def _compare(recorded: list[Any], replayed: list[Any], *, most: int = 10) -> tup
     if len(recorded) != len(replayed):
         differences.append(f"recorded {len(recorded):,} calls, replayed {len(replayed):,}")
     return len(recorded), differences
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
 
 
 def main() -> None:

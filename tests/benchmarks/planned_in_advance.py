@@ -4,8 +4,8 @@
 
 Needs a CUDA build of PyTorch, and no GPU: the loops run on the stand-in. The table has multiples of the peak
 live bytes: most reserved bytes without a limit, reserved bytes at the end, and with ``--limits`` the smallest
-limit at which training ends, found by bisection to 0.002. ``saved`` replays the plan that an earlier run of
-the same loop saved.
+limit at which training ends, found by bisection to 0.002. ``mempool`` is the pool on plain memory, and
+``saved`` replays the plan that an earlier run of the same loop saved.
 """
 
 from __future__ import annotations
@@ -26,29 +26,18 @@ from mempool.rehearsal import Machine, standin
 
 GIB = 1 << 30
 LOOPS = ("gpt", "cnn", "lengths", "any length")
-WAYS = ("native", "expandable", "plain", "growing", "plain, saved", "growing, saved")
+WAYS = ("native", "expandable", "mempool", "growing", "mempool, saved", "growing, saved")
 ACCURACY = 0.002  #: of the smallest limit, as a multiple of the peak live bytes
 
 
 def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -> dict[str, Any]:
     """Train one loop in this process; return its bytes, and whether memory ran out."""
-    kind = way.partition(",")[0]
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    if kind == "expandable":
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     import torch
     import worker
     from workloads import PERIODS
 
-    import mempool.torch
-
-    torch.use_deterministic_algorithms(True)
-    pool = None
-    if kind in ("plain", "growing"):
-        pool = mempool.torch.install(device="cuda", memory=kind, plan=plan)
-    if limit:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total)
+    pool = worker.prepare(way.partition(",")[0], plan)
+    worker.keep_within(limit)
     failed = False
     try:
         step = worker.stepping(loop, pool)

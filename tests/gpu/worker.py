@@ -25,8 +25,8 @@ MEMORIES = {"mempool": "plain", "growing": "growing"}
 CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 
 
-def prepare(way: str) -> Any:
-    """Choose the allocator before CUDA is in use; the pool, or None."""
+def prepare(way: str, plan: str | None = None) -> Any:
+    """Choose the allocator before CUDA is in use, with a saved plan; return the pool, or None."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if way in CONFIGURATIONS:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = CONFIGURATIONS[way]
@@ -37,7 +37,16 @@ def prepare(way: str) -> Any:
         return None
     import mempool.torch
 
-    return mempool.torch.install(device="cuda", memory=MEMORIES[way])
+    return mempool.torch.install(device="cuda", memory=MEMORIES[way], plan=plan)
+
+
+def keep_within(limit: int) -> None:
+    """Let PyTorch's allocator hold no more than these bytes; 0: as much as there is."""
+    import torch
+
+    if limit:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit / total)
 
 
 def alloc_and_free_ns() -> float:
@@ -135,9 +144,7 @@ def within(way: str, workload: str, limit: int) -> dict[str, Any]:
     import torch
     from workloads import PERIODS
 
-    if limit:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total)
+    keep_within(limit)
     losses: list[torch.Tensor] = []
     begin = time.perf_counter()
     try:

@@ -75,5 +75,6 @@ def test_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -
         program.copy = 123
         run(pool, program.iteration, 6, marks=True)
         said = pool.report().to_dict()
-        assert said["hits"] == 6 * 8 * 7
+        confirming = 6  # the first stream's allocations until the program is known to follow the plan
+        assert said["hits"] == 6 * 8 * 7 - confirming
         assert said["misses"] == 0

@@ -350,8 +350,9 @@ void run_round(Setting& s, std::uint64_t seed, bool forks, std::vector<std::uniq
 void check_empty(Setting& s) {
   for (const auto& client : s.clients) client->drop_patterns();
   const Guarded guard(s.pool->lock);
-  do s.pool->trim();
-  while (s.pool->uses().waiting() != 0);
+  if (s.simulated != nullptr) s.simulated->synchronize();  // no thread finishes a stream any more
+  s.pool->trim();
+  if (s.pool->uses().waiting() != 0) fail("memory waits for streams that have finished", 0, s.pool->uses().waiting());
   s.pool->release_arena();
   if (s.simulated == nullptr) return;
   const std::size_t committed = s.simulated->counts().committed;

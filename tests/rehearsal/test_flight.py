@@ -113,6 +113,26 @@ def test_replay_of_a_training_loop_gives_the_same_addresses_and_reserved_bytes(
     assert len(replay(flight)[1]) == 1
 
 
+def test_replay_of_a_saved_plan_takes_the_arena_at_the_same_call(tmp_path: Path) -> None:
+    """The device is as PyTorch's default: without an index, and plain if it lacks growing memory."""
+    flight, plan, driver = tmp_path / "run.flight", tmp_path / "saved.plan", ctypes.CDLL(str(LIBRARY))
+    with Pool(_core.CudaDevice(0, driver=str(LIBRARY), memory="growing"), background=False) as pool:
+        train(pool, random.Random(1), driver)
+        pool.save(plan)
+    del pool
+    gc.collect()
+    _core.begin_flight(str(flight), 1 << 14)
+    device = _core.CudaDevice(driver=str(LIBRARY), memory="growing", else_plain=True)
+    with Pool(device, background=False, plan=plan) as pool:
+        assert device.bind(0)
+        pool.client.device_is_bound()
+        train(pool, random.Random(1), driver, steps=6)
+    _core.begin_flight("")
+    recorded = read_records(flight)
+    assert recorded.calls("arena").any()
+    assert replay(flight)[1] == []
+
+
 def test_replay_answers_with_the_recorded_lack_of_memory(flight: Path, cli: Cli) -> None:
     driver = ctypes.CDLL(str(LIBRARY))
     driver.fake_reset(1)

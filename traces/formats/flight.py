@@ -140,21 +140,22 @@ def read_flight(
         moves = call == numbers["reallocate"]
         frees, stream = (first, third) if moves else (first, second)
         if call != numbers["allocate"] and ok and (buffer := live.pop(frees, None)) is not None:
-            rows.append((EventType.FREE, buffer, 0, _signed(stream), -1, *rest))
+            rows.append((EventType.FREE, buffer, 0, signed(stream), -1, *rest))
         if call == numbers["free"]:
             continue
         size, address = (second, fourth) if moves else (first, third)
         if ok:
             live[address] = allocated
-            rows.append((EventType.ALLOC, allocated, size, _signed(stream), _signed(address), *rest))
+            rows.append((EventType.ALLOC, allocated, size, signed(stream), signed(address), *rest))
             allocated += 1
         else:
-            rows.append((EventType.REFUSED, -1, size, _signed(stream), -1, *rest))
+            rows.append((EventType.REFUSED, -1, size, signed(stream), -1, *rest))
     table = np.array(rows, np.int64).reshape(-1, 7)
     names = ("kind", "buffer", "size", "stream", "address", "time_ns", "thread")
     columns: dict[str, Any] = dict(zip(names, table.T, strict=True))
     return Trace.of(**columns, metadata={"framework": "mempool", "flight_lost_records": str(flight.lost)})
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
+    """Return an argument of a record as a number with a sign."""
     return number - (1 << 64) if number >> 63 else number

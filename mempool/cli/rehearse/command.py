@@ -18,7 +18,7 @@ from mempool.cli.run.command import check_files
 from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
@@ -31,6 +31,11 @@ def complete_allocators(incomplete: str) -> list[str]:
 
     named, _, last = incomplete.rpartition(",")
     return [",".join(filter(None, (named, name))) for name in ALLOCATORS if name.startswith(last)]
+
+
+def _complete(*names: str) -> Callable[[str], list[str]]:
+    """Return the completion of an option with these values."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def rehearse(
@@ -87,7 +92,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="zero|random",
-            autocompletion=lambda incomplete: [v for v in ("zero", "random") if v.startswith(incomplete)],
+            autocompletion=_complete("zero", "random"),
             help="The values that the program reads from the device.",
         ),
     ] = "zero",
@@ -95,7 +100,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="none|all",
-            autocompletion=lambda incomplete: [v for v in ("none", "all") if v.startswith(incomplete)],
+            autocompletion=_complete("none", "all"),
             help="The elements that masks select whose values are unknown.",
         ),
     ] = "none",

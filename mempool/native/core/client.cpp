@@ -199,9 +199,12 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   }
   if (!replaying_) {
     if (match.slot != nullptr && bytes <= match.size) place = match.slot->offset;
-    outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
-    if (matches_awaited_ != 0 && match.slot == nullptr) outcome = match.outcome;
-    if (matches_awaited_ != 0 && match.slot != nullptr && match.slot->offset == kDynamic) outcome = Outcome::dynamic;
+    const bool planned = match.slot != nullptr && match.slot->offset != kDynamic;
+    if (matches_awaited_ == 0 || planned) {
+      outcome = refusal_ != Refusal::none ? Outcome::no_arena : Outcome::unplanned;
+    } else if (match.slot != nullptr) {
+      outcome = Outcome::dynamic;
+    }
     return 0;
   }
   if (match.slot == nullptr) return 0;

@@ -240,7 +240,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
     note_pattern(*pattern);
   }
   const Guarded guard(pool_->lock);
-  flight::note(flight::load, uid_, 0, both.size() - 1);
+  flight::note(flight::load, uid_, 0, both.size() - 1, unsure);
   Pattern* const first = both.front().get();
   admit(std::move(both));
   for (const Sequence& sequence : sequences_) {

@@ -21,7 +21,7 @@ namespace {
 constexpr char kMagic[8] = {'m', 'p', 'f', 'l', 'i', 'g', 'h', 't'};
 constexpr std::size_t kNames = 400, kNameBytes = 40;
 
-// mempool.rehearsal.flight knows the layout.
+// traces.formats.flight knows the layout.
 struct Header {
   char magic[8];
   std::uint32_t version, pid;

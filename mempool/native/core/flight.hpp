@@ -13,7 +13,7 @@ namespace mempool::flight {
 // Calls of pools and clients by number; functions of the driver have the numbers behind them. The comment names the
 // arguments in order; addresses and streams are numbers.
 enum Call : std::uint16_t {
-  device_made,     // index, kind
+  device_made,     // index, kind, else_plain
   pool_made,       // small_bytes, max_reserved, share_streams, address of the pool object
   client_made,     // address of the pool object
   client_gone,     //
@@ -32,7 +32,7 @@ enum Call : std::uint16_t {
   slot,            // size, least size or 0, offset
   table_mark,      // position
   install,         // iterations_seen, instead
-  load,            // warm-up
+  load,            // warm-up, unsure
   drop_patterns,   //
   device_bound,    //
   request_arena,   //

@@ -91,7 +91,7 @@ CudaDevice::CudaDevice(int index, const CudaDriver& driver, CudaKind kind, bool 
       calls_(backing_->calls),
       index_(else_plain ? kUnbound : index) {
   driver.require(part_of(kind));
-  flight::note(flight::device_made, 0, 0, index, kind);
+  flight::note(flight::device_made, 0, 0, index, kind, else_plain);
   backing_->memory = CudaMemory::make(kind, calls_);
 }
 

@@ -210,7 +210,7 @@ def test_tooltip_follows_the_picture_after_a_search(page: Any) -> None:
 def test_label_of_the_peak_is_inside_the_plot_below_that_of_a_refused_request(
     visit: Callable[..., Any], held: int, asked: int
 ) -> None:
-    """Whether the load is all that is reserved or little of it."""
+    """The label has its place at any share of the load in the reserved bytes."""
     events = [EventType.RESERVE, EventType.ALLOC, *[EventType.REFUSED] * bool(asked)]
     page = visit(figure(Trace.of(events, [-1, 0, -1][: len(events)], [held, KIB, asked][: len(events)],
                                  address=[0, 0, -1][: len(events)])).html())  # fmt: skip

@@ -49,7 +49,7 @@ struct Range {
   bool writes = false;  // false: reads, or unknown
 };
 
-// Of each stream the number of its works that come before something.
+// Number of works by stream that precede an event or a work.
 using Clock = std::map<const Stream*, std::uint64_t>;
 inline void join(Clock& into, const Clock& other) {
   for (const auto& [stream, works] : other) into[stream] = std::max(into[stream], works);
