@@ -58,6 +58,8 @@ LOOPS = {
     "method": loop("loss = -model(x).log_softmax(-1).gather(1, y[:, None]).mean()", *STEP),
     "one hot": loop("o = model(x)", "loss = ((o - F.one_hot(y, V)) ** 2).mean()", *STEP),
     "logsumexp": loop("o = model(x)", "loss = (o.logsumexp(-1) - o[torch.arange(len(y)), y]).mean()", *STEP),
+    "mse loss": loop("loss = F.mse_loss(model(x), torch.zeros(96, V))", *STEP),
+    "smooth l1 loss": loop("loss = F.smooth_l1_loss(model(x), torch.zeros(96, V))", *STEP),
     "penalty": loop("loss = model(x).exp().mean() + sum((p ** 2).sum() for p in model.parameters())", *STEP),
     "function": loop("loss = Doubled.apply(model(x)).mean()", *STEP),
     "gradients": loop("ps = list(model.parameters())", "gs = torch.autograd.grad(model(x).exp().mean(), ps)",
@@ -88,6 +90,16 @@ def test_peak_of_a_program_equals_a_real_run(fitted: Any, text: str) -> None:
     answer = fitted(text, "--device", "cpu", "--limit", "1GiB", "--no-remedies", "--no-largest-batch")
     assert (answer["fits"], answer["caveats"], answer["mode"]) == (True, [], "train")
     assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+
+
+def test_buffer_inside_the_kernel_of_a_loss_is_where_the_loss_is(fitted: Any) -> None:
+    """PyTorch computes the loss of each element in a buffer beside the result's storage."""
+    step = ("loss = F.mse_loss(model(x{0}), torch.zeros(96, V){0})", *STEP)
+    on_cpu = loop(*step).replace("{0}", "")
+    on_gpu = loop(*step).replace("{0}", ".cuda()").replace("sgd =", "model.cuda()\nsgd =")
+    assert fitted(on_gpu)["peak_bytes"] == pytest.approx(real_peak(on_cpu), rel=0.01)
+    on_host = on_gpu.replace("loss = ", "F.mse_loss(torch.zeros(999, V), torch.zeros(999, V)); loss = ")
+    assert fitted(on_host)["peak_bytes"] == fitted(on_gpu)["peak_bytes"]
 
 
 GENERATES = """

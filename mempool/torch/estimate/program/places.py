@@ -75,7 +75,8 @@ class Places(TorchDispatchMode):
 
     def on_host(self, trace: Trace) -> NDArray[np.bool_]:
         """Return which events are of buffers on the host, bool[n]: where no parameter is."""
-        place = np.array([self.of_buffer.get(buffer, HOST) for buffer in trace.buffer.tolist()], np.int64)
+        results = map(self._recorder.result_of, trace.buffer.tolist())
+        place = np.array([self.of_buffer.get(buffer, HOST) for buffer in results], np.int64)
         category = trace.category[trace.births]
         held = [trace.names.index(name) for name in _OF_MODEL if name in trace.names]
         of_model = np.isin(category, held) & trace.of_buffers
