@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli.rehearse.arguments import Request
+from mempool.cli.rehearse.arguments import OF_ALL_RUNS, Request
 from mempool.cli.rehearse.command import rehearse_request
 from mempool.hardware.gpu_memory import card
-from mempool.rehearsal import Machine
+from mempool.rehearsal import Job, Machine
 from mempool.rehearsal.standin import has_cuda_build
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
     allocators = request.allocators or ("pytorch",)
     if trace is not None:
         allocators = allocators[:1]
+    options = {field.name: field.default for field in dataclasses.fields(Job) if field.name in OF_ALL_RUNS}
     rehearse_request(
         Request(
             program=(request.target.where, *request.arguments),
@@ -54,7 +55,7 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
             allocators=tuple(_ALLOCATORS[name] for name in allocators),
             vary=None,
             limit_bytes=None,
-            options={"ranks": request.job.get("processes", 1)},
+            options=options | {"ranks": request.job.get("processes", 1)},
             quiet=json,
         ),
         trace,
