@@ -52,6 +52,16 @@ def loop(*lines: str) -> str:
     return f"{HEAD}for step in range(8):\n{body}\n"
 
 
+SPLIT = """
+data = torch.utils.data.TensorDataset(x, y)
+some, _ = torch.utils.data.random_split(data, [64, 32])
+loader = torch.utils.data.DataLoader(some, 16, shuffle=True)
+for a, b in loader:
+    loss = F.cross_entropy(model(a), b)
+    loss.backward()
+    sgd.step()
+    sgd.zero_grad()
+"""
 STEP = ("loss.backward()", "sgd.step()", "sgd.zero_grad()")
 #: Training loops with losses and orders as users write them.
 LOOPS = {
@@ -60,6 +70,10 @@ LOOPS = {
     "logsumexp": loop("o = model(x)", "loss = (o.logsumexp(-1) - o[torch.arange(len(y)), y]).mean()", *STEP),
     "mse loss": loop("loss = F.mse_loss(model(x), torch.zeros(96, V))", *STEP),
     "smooth l1 loss": loop("loss = F.smooth_l1_loss(model(x), torch.zeros(96, V))", *STEP),
+    "split data": HEAD + SPLIT,
+    "random order": loop("i = torch.randperm(9).tolist()[step]", "loss = model(x[i : i + 64]).mean()", *STEP),
+    "accuracy": loop("o = model(x)", "loss = F.cross_entropy(o, y)", *STEP,
+                     "right = int((o.argmax(1) == y).sum())", "print(right / len(y))"),
     "penalty": loop("loss = model(x).exp().mean() + sum((p ** 2).sum() for p in model.parameters())", *STEP),
     "function": loop("loss = Doubled.apply(model(x)).mean()", *STEP),
     "gradients": loop("ps = list(model.parameters())", "gs = torch.autograd.grad(model(x).exp().mean(), ps)",
@@ -90,6 +104,15 @@ def test_peak_of_a_program_equals_a_real_run(fitted: Any, text: str) -> None:
     answer = fitted(text, "--device", "cpu", "--limit", "1GiB", "--no-remedies", "--no-largest-batch")
     assert (answer["fits"], answer["caveats"], answer["mode"]) == (True, [], "train")
     assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)
+
+
+def test_whole_number_that_becomes_a_size_leaves_the_verdict_open(fitted: Any) -> None:
+    asked = ("--device", "cpu", "--limit", "1GiB")
+    for use in ("x[: n + 9]", "x.narrow(0, 0, n + 9)"):
+        answer = fitted(loop("n = y.max().item()", f"loss = model({use}).mean()", *STEP), *asked, code=1)
+        [caveat] = answer["caveats"]
+        assert caveat["reason"].startswith("train.py:22 decides by values of tensors")
+        assert answer["fits"] is None
 
 
 def test_buffer_inside_the_kernel_of_a_loss_is_where_the_loss_is(fitted: Any) -> None:
@@ -230,7 +253,7 @@ def test_trainer_accumulates(fitted: Any) -> None:
 REMEDY = "a CUDA build of PyTorch runs the program itself: pip install torch, then mempool rehearse bad.py"
 BAD = {
     "CUDA": ("torch.cuda.synchronize()", "bad.py:20: AssertionError: Torch not compiled with CUDA enabled"),
-    "index": ("i = torch.randint(9, (1,)).item()", "bad.py:20: DataDependent"),
+    "shape": ("i = x.unique()", "bad.py:20: DynamicOutputShape"),
     "NumPy": ("x.numpy()", "bad.py:20: RuntimeError: .numpy()"),
     "branch": ("if not (x == 0).all(): raise ValueError('no')",
                "bad.py:20: ValueError: no (behind bad.py:20, which decides by a value: conditions are taken"),
@@ -263,6 +286,17 @@ def test_program_that_cannot_be_tried_is_refused_with_line_and_remedy(
     assert line.endswith(REMEDY)
 
 
+@no_cuda
+def test_distributed_program_is_sent_to_a_rehearsal_with_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    (tmp_path / "ddp.py").write_text("import torch\ntorch.distributed.init_process_group('gloo')\n")
+    assert call(["fit", "ddp.py", "--main"]) == 3
+    assert capsys.readouterr().err.endswith("then mempool rehearse --ranks 2 ddp.py\n")
+
+
 @pytest.mark.parametrize(
     "options", [("--batch", "4"), ("--optimizer", "sgd"), ("--largest-batch",), ("--checkpoint",)]
 )
@@ -287,6 +321,7 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert request.allocators == ("expandable", "mempool")
     assert request.machine.card is not None
     assert (request.machine.card.name, request.machine.card.memory_bytes) == ("A100 80GB", 8 << 30)
-    assert (request.limit_bytes, request.options) == (None, {"ranks": 2})
+    assert request.limit_bytes is None
+    assert request.options["ranks"] == 2
     assert call(["fit", "train.py", "--main", "-a", "bfc"]) == 2
     assert call(["fit", "train.py", "--main", "--margin", "kernels=0"]) == 2

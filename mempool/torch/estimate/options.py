@@ -33,6 +33,7 @@ class EstimateOptions:
         offload_changes: largest number of single changes tried together with offloading, cheapest first, once
             all changes together suffice.
         loss_chunks: pieces into which the tokens are divided for a loss in pieces.
+        known_elements: elements of the largest random order or list of indices that has values in a program.
         calling_frames: largest number of calling frames analysed for a decision by a value.
         message_lines: largest number of lines of a program named in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
@@ -57,6 +58,7 @@ class EstimateOptions:
     arena_attempts: int = 3
     offload_changes: int = 3
     loss_chunks: int = 8
+    known_elements: int = 1 << 24
     calling_frames: int = 30
     program_steps: int = 3
     program_seconds: float = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import inspect
 import json
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -96,6 +98,7 @@ class _Program:
         register_module_forward_pre_hook(self._before_module)
         loader: Any = DataLoader
         loader._get_iterator = _in_this_process
+        FakeTensor.tolist = _known_list(FakeTensor.tolist)
         torch.save = self._skip_save
         for holder, name in ((torch, "compile"), (nn.Module, "compile")):
             setattr(holder, name, self._eager(f"{'torch' if holder is torch else 'Module'}.compile"))
@@ -212,6 +215,19 @@ class _Program:
             return (lambda function: function) if model is None else model
 
         return compile_
+
+
+def _known_list(tolist: Any) -> Any:
+    """Return the method with the values of a tensor whose values are known, without a tensor for each."""
+
+    @functools.wraps(tolist)
+    def known(tensor: Any) -> Any:
+        if tensor.constant is None:
+            return tolist(tensor)
+        with _disable_current_modes():
+            return tensor.constant.tolist()
+
+    return known
 
 
 class _Batches(_SingleProcessDataLoaderIter):

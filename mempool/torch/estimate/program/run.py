@@ -166,7 +166,8 @@ def _failure(request: Request, result: Result) -> str:
         f" (behind {result.decisions[-1]}, which decides by a value: {GUESSES})" if result.decisions else ""
     )
     place = result.line or request.path
-    return f"{place}: {result.message}{behind}; {REHEARSE.format(request.path)}"
+    ranks = "--ranks 2 " * ("torch.distributed" in result.message)
+    return f"{place}: {result.message}{behind}; {REHEARSE.format(ranks + request.path)}"
 
 
 def _caveats(request: Request, result: Result) -> Iterator[Caveat]:
