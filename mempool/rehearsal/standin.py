@@ -41,6 +41,7 @@ _REPLACED = re.compile(
 _ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
 #: Beginning of the stand-in's fault for memory that two streams use.
 _UNORDERED = "memory is used by work of two streams that nothing orders: "
+_CAPABILITY = (75, 76)  #: attributes of a device: major and minor number of the compute capability
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
 
 
@@ -163,6 +164,21 @@ def stream_faults() -> list[str]:
         if kernels and not fault:
             found.append(kernels)
     return found
+
+
+def present_capability() -> tuple[int, int] | None:
+    """Return the compute capability of this machine's first GPU; None without a GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    found = []
+    for attribute in _CAPABILITY:
+        value = ctypes.c_int()
+        if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0):
+            return None
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def has_gpu() -> bool:

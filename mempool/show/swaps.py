@@ -9,7 +9,7 @@ import numpy as np
 
 from mempool.show.scene import Scene
 from mempool.show.timeline import Timeline, timeline_of
-from mempool.show.view import View, plan_view
+from mempool.show.view import Moved, View, plan_view
 from mempool.units import binary
 from solvers.errors import PlanError
 
@@ -24,33 +24,6 @@ if TYPE_CHECKING:
 _KNOTS = 4096
 #: Longest accepted step in seconds: the nanoseconds of several steps must fit 64 bits.
 _MOST_SECONDS = 1e8
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Moved:
-    """The q absences of a timeline's buffers, one row per visible turn, sorted by ``gone``; int64 columns.
-
-    Attributes:
-        row: the buffer.
-        size: bytes.
-        out: begin of the copy to the host.
-        gone: time from which other buffers may use the memory.
-        back: time from which the buffer has memory again, into which the contents are copied.
-        use: time of the next use.
-        left: drawn address before the absence; the later address if that piece is not visible.
-        found: drawn address after the absence; the earlier address if that piece is not visible.
-        copied: 0 if the host still had the contents, so that nothing is copied out.
-    """
-
-    row: NDArray[np.int64]
-    size: NDArray[np.int64]
-    out: NDArray[np.int64]
-    gone: NDArray[np.int64]
-    back: NDArray[np.int64]
-    use: NDArray[np.int64]
-    left: NDArray[np.int64]
-    found: NDArray[np.int64]
-    copied: NDArray[np.int64]
 
 
 def swap_scene(

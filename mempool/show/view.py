@@ -10,7 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from mempool.show.swaps import Moved
     from mempool.show.timeline import Timeline
     from solvers import Plan
 
@@ -34,6 +33,33 @@ class Segments:
     size: NDArray[np.int64]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """The q absences of a timeline's buffers, one row per visible turn, sorted by ``gone``; int64 columns.
+
+    Attributes:
+        row: the buffer.
+        size: bytes.
+        out: begin of the copy to the host.
+        gone: time from which other buffers may use the memory.
+        back: time from which the buffer has memory again, into which the contents are copied.
+        use: time of the next use.
+        left: drawn address before the absence; the later address if that piece is not visible.
+        found: drawn address after the absence; the earlier address if that piece is not visible.
+        copied: 0 if the host still had the contents, so that nothing is copied out.
+    """
+
+    row: NDArray[np.int64]
+    size: NDArray[np.int64]
+    out: NDArray[np.int64]
+    gone: NDArray[np.int64]
+    back: NDArray[np.int64]
+    use: NDArray[np.int64]
+    left: NDArray[np.int64]
+    found: NDArray[np.int64]
+    copied: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = ("compare.py", "capacity.py", "compare_cupy.py", "predicted.py", "swapping.py")
+SCRIPTS = ("compare.py", "capacity.py", "predicted.py", "swapping.py")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

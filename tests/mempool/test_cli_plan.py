@@ -222,13 +222,6 @@ def test_little_or_nothing_is_planned_and_checked(folder: Path, solver: str, con
     assert cli.answer("check few.plan few.csv")["ok"] is True
 
 
-@pytest.mark.full
-def test_million_identical_buffers_are_planned(folder: Path, cli: Cli) -> None:
-    write_csv(Buffers.of(np.arange(10**6), np.arange(10**6) + 100, 512), "many.csv")
-    planned = cli.answer("plan many.csv --nodes 0")
-    assert (planned["status"], planned["arena_bytes"]) == ("optimal", 51_200)
-
-
 def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
     """Events, buffers and the load agree with the trace."""
     trace = Trace.of(

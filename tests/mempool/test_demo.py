@@ -6,13 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mempool import _core
 from mempool.cli.app import call
 from mempool.demo import race as module
-from mempool.demo.network import LAYERS, Data, Network, warm_up
 from mempool.demo.race import Race, WorkerError, race
 from mempool.demo.worker import best_framework
 
@@ -51,45 +49,11 @@ def test_every_json_key_is_documented(done: Race) -> None:
     assert json.loads(json.dumps(done.answer())).keys() <= documented
 
 
-class Module:
-    """An array module that the network cannot tell from NumPy."""
-
-    __name__ = "arrays"
-
-    def __getattr__(self, name: str) -> object:
-        assert name != "frombuffer", "the host's memory is NumPy's"
-        return getattr(np, name)
-
-
-def test_network_is_the_same_in_any_array_module() -> None:
-    warm_up(Module())
-    twins = [(Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)) for xp in (np, Module())]
-    losses = [[network.step(*data.batch()) for _ in range(5)] for network, data in twins]
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.skipif(bool(_core.cuda_devices()), reason="this machine has a CUDA device")
 def test_demo_without_a_gpu_trains_in_numpy(capsys: pytest.CaptureFixture[str]) -> None:
     assert best_framework() == "numpy"
     assert call(["demo", "--framework", "cupy"]) == 2
     assert "CuPy needs a GPU" in capsys.readouterr().err
-
-
-def test_gradients_equal_finite_differences_of_the_loss() -> None:
-    """Backpropagation agrees with finite differences in the direction of the gradient."""
-    network, data = Network(np, layers=(LAYERS[0], 20, LAYERS[-1])), Data(np)
-    network.parameters = [values.astype(np.float64) for values in network.parameters]
-    images, labels = data.batch()
-    layers, _, slope = network.forward(images.astype(np.float64), labels)
-    gradients = network.backward(layers, slope)
-    start, step = network.parameters, 1e-6
-
-    def moved(by: float) -> float:
-        network.parameters = [values + by * grad for values, grad in zip(start, gradients, strict=True)]
-        return network.forward(images, labels)[1]
-
-    slope_found = (moved(step) - moved(-step)) / (2 * step)
-    assert slope_found == pytest.approx(sum(float((grad**2).sum()) for grad in gradients), rel=1e-4)
 
 
 def test_failing_process_is_a_single_line(

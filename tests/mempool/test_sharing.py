@@ -105,16 +105,6 @@ def alive(pool: Pool) -> tuple[int, int, int]:
     return tuple(stats[key]["current"] for key in ("blocks", "requested", "live"))
 
 
-def test_buffers_allocated_before_sharing_began_are_counted_right() -> None:
-    with Pool(simulated(), background=False) as one:
-        one.client.load(None, pattern([MIB, 4096]))
-        addresses = [one.allocate(size) for size in (MIB, 4096, 100, 2 * MIB)]
-        with Pool(share=one, background=False) as other:
-            for address in addresses:
-                other.free(address)
-            assert alive(one) == alive(other) == (0, 0, 0)
-
-
 def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool, Pool]) -> None:
     one, _ = pools
     gc.freeze()  # what other tests have left need not be looked through each time

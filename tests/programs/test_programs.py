@@ -20,7 +20,7 @@ ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("MEMPOOL", "PYTHONPATH"))
 } | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
-PROGRAMS = ("train_convnet.py", "solve_poisson.py", "count_cells.py")
+PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py",))
 
 
 def run(*command: object) -> str:
@@ -46,17 +46,17 @@ def reported(path: Path) -> dict[str, Any]:
 class Ran:
     """One program, run without the pool and under it; the recorded trace is in the folder."""
 
-    program: str
+    program: tuple[str | int, ...]
     printed: str
     folder: Path
 
 
-@pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: program.partition(".")[0])
+@pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: program[0])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("programs")
-    first = run(sys.executable, request.param)
+    first = run(sys.executable, *request.param)
     options = ("--quiet", "--record", folder / "trace", "--json", folder / "report.json")
-    assert run(MEMPOOL, "run", *options, request.param) == first
+    assert run(MEMPOOL, "run", *options, *request.param) == first
     return Ran(request.param, first, folder)
 
 
@@ -73,7 +73,7 @@ def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) ->
 
 def test_reserved_memory_is_the_peak_load_and_persistent_bytes(ran: Ran) -> None:
     samples_file = ran.folder / "samples.json"
-    printed = run(MEMPOOL, "run", "--quiet", "observe.py", samples_file, ran.program)
+    printed = run(MEMPOOL, "run", "--quiet", "observe.py", samples_file, *ran.program)
     assert printed == ran.printed
     samples = json.loads(samples_file.read_text())
     largest = max(sample["planned_buffers"] or 0 for sample in samples)
@@ -89,7 +89,7 @@ def test_a_recorded_trace_replays_from_the_first_iterations(ran: Ran) -> None:
     """With a saved plan, only the allocations around the loop and those that confirm the plan may miss."""
     plan, report_file = ran.folder / "plan", ran.folder / "replayed.json"
     run(MEMPOOL, "plan", ran.folder / "trace", "-o", plan)
-    printed = run(MEMPOOL, "run", "--quiet", "--plan", plan, "--json", report_file, ran.program)
+    printed = run(MEMPOOL, "run", "--quiet", "--plan", plan, "--json", report_file, *ran.program)
     assert printed == ran.printed
     report = reported(report_file)
     assert (

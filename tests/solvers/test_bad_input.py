@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVERY_SOLVER = pytest.mark.parametrize("solver", list(SOLVERS))
-#: What a pass over the jobs in one order needs is not linear: not for many buffers.
-NEAR_LINEAR = ("auto", "greedy")
 MOST = 2**62
 
 TOO_MUCH = {
@@ -83,22 +81,6 @@ def test_no_capacity_below_the_largest_buffer_is_enough(solver: str, capacity: i
     plan = solve(Buffers.of([0, 5], [3, 9], [10, 4]), solver=solver, capacity=capacity)
     assert (plan.status, plan.offset) == (Status.INFEASIBLE, None)
     assert plan.reason == f"lower bound 10 > capacity {capacity}"
-
-
-@pytest.mark.parametrize("n", [100_000, pytest.param(1_000_000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", ["all together", "one after the other", "a hundred at a time"])
-@pytest.mark.parametrize("solver", NEAR_LINEAR)
-def test_identical_buffers_need_a_single_order(solver: str, kind: str, n: int) -> None:
-    at = np.arange(n)
-    start, length, alive = {
-        "all together": (at * 0, 5, n),
-        "one after the other": (at, 1, 1),
-        "a hundred at a time": (at, 100, 100),
-    }[kind]
-    buffers = Buffers.of(start, start + length, 512)
-    plan = solve(buffers, solver=solver, stop=Stop(nodes=0))
-    check(plan, buffers)
-    assert (plan.arena_bytes, plan.stopped_by) == (512 * alive, "bound")
 
 
 @EVERY_SOLVER

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import crossing, padded
 
-from solvers import Plan, PlanError, Status, Stop, _core, check, lower_bound, solve
+from solvers import Plan, PlanError, Status, Stop, _core, check, solve
 from solvers.packing import task as task_module
 from solvers.packing.greedy import can_pack_peak_outward
 from solvers.packing.jobs import jobs_of
@@ -53,19 +53,6 @@ def taking(draw: st.DrawFn, most: int = 12, *, circle: bool = True) -> Buffers:
     end = np.add(start, column(1, 9 if period is None else period))
     alignment = 2 ** np.array(column(0, draw(st.integers(0, 3))))
     return Buffers.of(start, end, column(1, 9), alignment=alignment, period=period)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_window_repair_comes_at_least_as_near_to_the_load_as_max_load_first_filling(seed: int) -> None:
-    """Flat random work, with buffers that stay at either end: the case for backtracking."""
-    buffers = problem_classes.flat(10_000, seed)
-    jobs = jobs_of(buffers)
-    order, cancel = jobs.native().start_order, _core.Cancel()
-    alive = _core.pack_max_load_first(jobs.native(), order, jobs.lower_bound, cancel)
-    work = _core.WindowRepair(jobs.native(), _core.pack_in_order(jobs.native(), order, cancel), seed)
-    work.advance(200_000_000, jobs.lower_bound)
-    check(plan_of(buffers, work.offsets), buffers)
-    assert work.arena <= int((alive + jobs.size).max())
 
 
 def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
@@ -121,19 +108,6 @@ def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: 
         offset[0] = 3 * buffers.alignment[0]
     meeting = Buffers.of([0] * n, [1] * n, buffers.size, alignment=buffers.alignment, offset=offset)
     assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
-
-
-def test_three_arcs_around_a_circle_are_stacked_and_proved_optimal() -> None:
-    buffers = Buffers.of([0, 4, 8], [5, 9, 13], [4, 4, 4], period=12)
-    assert lower_bound(buffers) == 8
-    plan = solve(buffers)
-    check(plan, buffers)
-    assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status, plan.stopped_by) == (
-        12,
-        12,
-        Status.OPTIMAL,
-        "bound",
-    )
 
 
 @settings(deadline=None)
@@ -387,18 +361,6 @@ def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buff
     plan = solve(buffers)
     check(plan, buffers)
     assert plan.offset is not None
-
-
-def test_packing_without_jobs_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are none"):
-        _core.PeakOutward(jobs_of(Buffers.of([], [], [])).native(), 1, 0)
-
-
-def test_scattered_lifetimes_reach_the_load() -> None:
-    buffers = problem_classes.scattered(1_000, 4)
-    plan = solve(buffers, stop=Stop(nodes=4_000_000))
-    check(plan, buffers)
-    assert plan.status is Status.OPTIMAL
 
 
 def test_kernel_keeps_its_jobs_alive() -> None:

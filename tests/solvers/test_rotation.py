@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers import Plan, Status, Stop, check, solve
+from solvers import Plan, Status, Stop
 from solvers.packing.progress import ProgressTotal
-from solvers.packing.rotation import Attempts, columns_to_try
-from traces.buffers import Buffers
+from solvers.packing.rotation import Attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,16 +108,3 @@ def test_infeasibility_of_tried_column_counts_is_not_overall_infeasibility() -> 
     assert combined.reason
     attempts.add(2, plan(0, 5, status=Status.INFEASIBLE, stopped_by="bound"))
     assert attempts.combined(5).status is Status.INFEASIBLE
-
-
-def test_improvement_is_reported_after_a_column_count_without_a_plan() -> None:
-    """With three columns, which are tried first, the buffers need more than the capacity."""
-    buffers = Buffers.of([0, 0], [3, 3], 4, period=2)
-    assert columns_to_try(buffers)[:2] == [3, 2]
-    assert solve(buffers, columns=3).arena_bytes > 16
-    improvements = list[Plan]()
-    made = solve(
-        buffers, capacity=16, stop=Stop(nodes=10**6), solver="greedy", on_improvement=improvements.append
-    )
-    check(made, buffers)
-    assert [better.arena_bytes for better in improvements] == [made.arena_bytes] == [16]

@@ -194,12 +194,3 @@ def test_many_buffers_are_begun_soon_and_an_interrupt_is_obeyed() -> None:
     began = time.process_time()
     search(buffers, lower_bound(buffers)).advance(1_000_000)
     assert time.process_time() - began < 10  # a tenth of a second where nothing else runs
-
-
-def test_equal_buffers_are_not_permuted() -> None:
-    n = 5_000
-    same = Buffers.of(np.zeros(n, np.int64), np.ones(n, np.int64), np.full(n, 64))
-    done = search(same, 64 * n)
-    assert done.advance(UNLIMITED)
-    assert done.found
-    assert search(same, 64 * n - 1).infeasible

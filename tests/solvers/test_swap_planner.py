@@ -113,14 +113,6 @@ def hump(layers: int = 8, size: int = 4) -> Step:
     return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
 
 
-def test_fast_link_leaves_the_working_set_only() -> None:
-    made = planner(hump(), Link(0.0, 1e-6, 0.0, 1e-6))
-    free = made.without_stall()
-    # What an operation has just written and what it uses next are there, with one that leaves or comes.
-    assert free.peak_bytes <= 3 * 4
-    assert made.floor()[0] == 2 * 4 or made.floor()[0] == 4
-
-
 def test_no_absence_of_a_long_step_is_left_out() -> None:
     """Each absence is needed: all but three layers' outputs must be away."""
     layers = 2100
@@ -221,13 +213,3 @@ def test_host_limit_equal_to_the_necessary_bytes_suffices() -> None:
             PlanError, match=f"leave at least {least:,} to the host, more than its {least - 1:,}"
         ):
             OffloadPlanner(step, link, host_limit=least - 1).hold(limit)
-
-
-def test_small_steps_swap_small_buffers_and_large_steps_do_not() -> None:
-    for size in (100, 1 << 12, 1 << 20):
-        made = OffloadPlanner(hump(16, size), Link(0.0, 1e-12, 0.0, 1e-12))
-        assert made.floor()[0] < 4 * size
-    sizes = [32, 512, 1 << 10] * 5 + [1 << 20]
-    buffers = [(size << 10, [(i, True), (31 - i, False)]) for i, size in enumerate(sizes)]
-    mixed = OffloadPlanner(step_from([1.0] * 32, buffers), Link(0.0, 0.0, 0.0, 0.0))
-    assert (mixed.absences.size >= 64 << 10).all()

@@ -1,7 +1,6 @@
 """A training loop that departs from its habits, in a process of its own; prints what came out as JSON.
 
-python diverging.py plain [SCENARIO...]
-python diverging.py marked|unmarked SCENARIO OBSERVER
+python diverging.py plain|marked|unmarked OBSERVER SCENARIO...
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 from training import digest, observed
 
 if TYPE_CHECKING:
+    import ctypes
     from collections.abc import Callable, Iterator
 
 #: Steps, and the one after which nothing out of the ordinary happens any more.
@@ -218,18 +218,21 @@ def results(name: str, pool: Any = None, *, marks: bool = False) -> dict[str, An
     return {"losses": loop.losses, "parameters": digest(loop.model), "kept": kept, "misses": misses}
 
 
-def pooled(way: str, name: str, library: str) -> dict[str, Any]:
+def pooled(name: str, observer: ctypes.CDLL, *, marks: bool) -> dict[str, Any]:
     import mempool.torch
 
-    observer = observed(library)
-    pool = mempool.torch.install(background=False)
-    said = results(name, pool, marks=way == "marked")
-    known = pool.planner.known
-    return said | {"overlaps": observer.overlaps(), "known": known, "report": pool.report().to_dict()}
+    with mempool.torch.install(background=False) as pool:
+        said = results(name, pool, marks=marks)
+        known = pool.planner.known
+        return said | {"overlaps": observer.overlaps(), "known": known, "report": pool.report().to_dict()}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    first, *rest = sys.argv[1:]
-    told = {name: results(name) for name in rest} if first == "plain" else pooled(first, *rest)
+    way, library, *names = sys.argv[1:]
+    if way == "plain":
+        told = {name: results(name) for name in names}
+    else:
+        watching = observed(library)
+        told = {name: pooled(name, watching, marks=way == "marked") for name in names}
     print(json.dumps(told))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_vectors", "few_objects")
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
         self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,17 +68,15 @@ def least_of(options: dict[str, Any]) -> int:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 def test_limit_is_held_and_bit_identical(inner: str, pool: TensorPool) -> None:
-    """From 95 % of the unlimited peak down to the least limit."""
     options = {"inner": inner}
     plain, peak = step_of(pool, options)
     torch.manual_seed(0)
     least = least_of({**options, "limit": 1000})
     assert least < 0.8 * peak
-    for limit in (int(0.95 * peak), least):
-        got, taken = step_of(pool, {**options, "limit": limit, "link": "pcie3"})
-        assert same(got, plain)
-        assert taken <= limit
-        assert RUNTIME.counters.offloads > 0
+    got, taken = step_of(pool, {**options, "limit": least, "link": "pcie3"})
+    assert same(got, plain)
+    assert taken <= least
+    assert RUNTIME.counters.offloads > 0
     assert RUNTIME.host_copies == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from combinations import some
 from compiled_programs import ALL, PLAIN, gradients, same
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -183,8 +184,7 @@ def expected(program: Callable[..., Any]) -> list[torch.Tensor]:
     return gradients(program, PLAIN, *PROGRAMS[program])
 
 
-@pytest.mark.parametrize("copied", [{}, LINK], ids=["at once", "beside"])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(("program", "copied"), some(list(PROGRAMS), [{}, LINK], every=3))
 def test_offloads_are_bit_identical(program: Callable[..., Any], copied: dict[str, str]) -> None:
     """Results and gradients equal those without offloads."""
     plain = expected(program)

@@ -45,9 +45,9 @@ PATTERNS = {
 
 
 @functools.cache
-def plain_runs() -> dict[str, dict[str, Any]]:
-    """All scenarios with the default allocator, one after the other."""
-    return told_by(HERE / "diverging.py", "plain", *DEPARTURES)
+def runs(way: str, scenarios: tuple[str, ...], observer: str = "") -> dict[str, dict[str, Any]]:
+    """Run scenarios one after the other in a process of their own."""
+    return told_by(HERE / "diverging.py", way, observer, *scenarios)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,9 @@ def test_results_are_identical_and_the_plan_is_resumed_at_once(
     observer: str, way: str, scenario: str
 ) -> None:
     """With marks and without, nothing misses but in the iteration that departs, and the one after it."""
-    plain, pooled = plain_runs()[scenario], told_by(HERE / "diverging.py", way, scenario, observer)
+    every = tuple(DEPARTURES)
+    plain = runs("plain", every)[scenario]
+    pooled = runs(way, every if way == "marked" else (scenario,), observer)[scenario]
     assert pooled["losses"] == plain["losses"]
     assert pooled["parameters"] == plain["parameters"]
     assert pooled["kept"] == plain["kept"]

@@ -8,13 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from test_training import NAMES, PAIRS, needs
+from test_training import PAIRS, needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     TrainedAll = Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
+NAMES = ["-".join(map(str, setup.values())) for setup in PAIRS]
 #: Limits, of the peak load without one; of models in turn, and of each setup.
 SHARES = (0.7, 0.85, 0.6)
 DEAR_SHARES = (0.95, 0.8, 0.6, 0.4, 0.2, 0.05)

@@ -63,12 +63,6 @@ def test_gradient_accumulation_gives_way_from_the_nested_to_the_whole_period() -
     assert tail_period((a * 3 + b) * 2 + a * 2) == Period(11, 28, 0)
 
 
-def test_no_period_is_found_without_repetition() -> None:
-    assert tail_period(np.arange(1000)) is None
-    assert tail_period([]) is None
-    assert tail_period([5]) is None
-
-
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="min_repeats"):
         tail_period([1, 1], min_repeats=1)
@@ -169,15 +163,6 @@ def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
         )
         patterns = find_patterns(trace)
         assert [len(pattern.buffers) for pattern in patterns] == ([24 - varying] if enough else [])
-
-
-def test_no_iteration_is_found_if_most_sizes_vary() -> None:
-    size = np.random.default_rng(0).integers(1000, 1 << 40, (40, 24))
-    size[:, 3:] = np.arange(21)
-    assert (
-        iterations_start_without_rare_sizes(np.zeros(size.size, np.uint32), size.ravel().astype(np.uint64))
-        == -1
-    )
 
 
 @st.composite

@@ -175,10 +175,3 @@ def test_unsupported_buffers_are_refused_and_no_file_is_written(tmp_path: Path, 
     with pytest.raises(TraceError):
         write_csv(Buffers.of([0, 1], [2, 3], 8, **columns), tmp_path / "x.csv")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not BENCH.is_dir(), reason="the shared instances are not here")
-def test_real_instances_survive_a_round_trip_line_by_line(tmp_path: Path) -> None:
-    for source in sorted(BENCH.glob("*.csv")):
-        write_csv(read_csv(source), tmp_path / "x.csv")
-        assert (tmp_path / "x.csv").read_text().split() == source.read_text().split()

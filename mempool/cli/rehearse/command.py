@@ -18,7 +18,7 @@ from mempool.cli.run.command import check_files
 from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
@@ -161,7 +161,7 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
     """
     if trace is not None and (reason := write_obstacle(trace)):
         raise Stop(ExitCode.FILE, f"{trace}: {reason}")
-    _check_program(request.program)
+    check_program(request.program)
     from mempool.cli.rehearse import render
     from mempool.cli.rehearse.runs import rehearse_all
 
@@ -180,9 +180,9 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
         raise Stop(ExitCode.NEGATIVE)
 
 
-def _check_program(program: tuple[str, ...]) -> None:
+def check_program(program: Sequence[str]) -> None:
     """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
-    if program[0].startswith("-") and (program[0][:2] != "-m" or program == ("-m",)):
+    if program[0].startswith("-") and (program[0][:2] != "-m" or list(program) == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
     check_files(program)
     if is_torchrun(program):

@@ -120,7 +120,7 @@ def _parse_link(text: str) -> Link:
 
     if text.strip().lower() != "measured":
         return parse_link(text)
-    from mempool.torch.offload.link import measure_this_machine
+    from mempool.torch.offload.engines import measure_this_machine
 
     with progress("measuring copies"):
         link, description = measure_this_machine()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mempool.recording.arrays.operands import Operands
 from traces.errors import TraceError
@@ -12,15 +12,42 @@ from traces.errors import TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.recording.arrays.recorder import ArrayRecorder
     from mempool.recording.arrays.rules import Rule
+
+
+class Recorder(Protocol):
+    """Interface of `ArrayRecorder` for watched arrays and replaced functions."""
+
+    def operation(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        rule: Rule,
+        also: frozenset[int] | None,
+    ) -> Any:
+        """Perform and record an operation."""
+
+    def escape(self, array: Any) -> None:
+        """Record a plain view of a watched array."""
+
+    def note(self, name: str, reads: list[Any], result: Any) -> None:
+        """Record an operation that has read arrays."""
+
+    def watched(self, operands: Operands, result: Any, writes: list[Any]) -> Any:
+        """Return the result of an operation with watched arrays."""
+
+    def leave_to_the_parent(self) -> None:
+        """Record no more in a forked child."""
+
 
 _lock = threading.Lock()
 #: The active recorder: at most one in a process, for all threads.
-recorder: ArrayRecorder | None = None
+recorder: Recorder | None = None
 
 
-def enter(new: ArrayRecorder) -> None:
+def enter(new: Recorder) -> None:
     """Activate a recorder.
 
     Raises:

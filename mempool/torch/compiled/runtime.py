@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.offload.engine import HostFullError, create_engine
+from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.engines import create_engine
 from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:

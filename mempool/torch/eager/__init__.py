@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from mempool.torch.eager.mode import OffloadMode
-from mempool.torch.offload.engine import create_engine
+from mempool.torch.offload.engines import create_engine
 from mempool.torch.offload.host_memory import default_host_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
-    from mempool.torch.pool import TensorPool
+    from mempool.pool import Pool
 
 
 class OffloadSession:
@@ -29,8 +31,10 @@ class OffloadSession:
         mode: the dispatch mode.
     """
 
-    def __init__(self, pool: TensorPool, device: torch.device, limit_bytes: int) -> None:
-        """Start offloading."""
+    def __init__(
+        self, pool: Pool, device: torch.device, limit_bytes: int, on_iteration_end: Callable[[], None]
+    ) -> None:
+        """Start offloading; call `on_iteration_end` at the end of each iteration."""
         host_bytes = pool.settings.host_limit or default_host_limit()
         self._engine = create_engine(device, host_bytes)
         self.mode = OffloadMode(
@@ -40,7 +44,7 @@ class OffloadSession:
             alignment=pool.device.alignment,
             host_bytes=host_bytes,
             client=pool.client,
-            on_iteration_end=pool.mark_detected_step,
+            on_iteration_end=on_iteration_end,
             reset_plans=pool.reset_plans,
         )
         self._process = os.getpid()

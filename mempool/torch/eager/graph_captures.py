@@ -13,14 +13,14 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool.torch.eager.mode import OffloadMode
-
 
 class GraphCaptures:
-    """Tells a mode when captures begin and end, and its engine when graphs are replayed."""
+    """Calls functions when captures begin and end, and before graphs are replayed."""
 
-    def __init__(self, mode: OffloadMode) -> None:
-        self._mode = mode
+    def __init__(
+        self, on_begin: Callable[[], None], on_end: Callable[[], None], on_replay: Callable[[], None]
+    ) -> None:
+        self._on_begin, self._on_end, self._on_replay = on_begin, on_end, on_replay
         self._captured: set[int] = set()  # graphs whose capture goes on, by identity
         self._replaced: dict[str, Any] = {}
 
@@ -43,7 +43,7 @@ class GraphCaptures:
 
     def _beginning(self, function: Any) -> Any:
         def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self._mode.begin_capture()
+            self._on_begin()
             self._captured.add(id(graph))
             try:
                 return function(graph, *args, **kwargs)
@@ -65,11 +65,11 @@ class GraphCaptures:
     def _end(self, graph: Any) -> None:
         if id(graph) in self._captured:
             self._captured.remove(id(graph))
-            self._mode.end_capture()
+            self._on_end()
 
     def _replaying(self, function: Any) -> Any:
         def replay(graph: Any) -> Any:
-            self._mode.engine.note_stream()
+            self._on_replay()
             return function(graph)
 
         return replay

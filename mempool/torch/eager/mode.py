@@ -153,7 +153,11 @@ class OffloadMode(TorchDispatchMode):
         self._is_partial = False  # the beginning of this iteration was not seen
         self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
         self._threads = ThreadPatches(self)
-        self._captures = GraphCaptures(self) if engine.streams else None
+        self._captures = (
+            GraphCaptures(self.begin_capture, self.end_capture, engine.note_stream)
+            if engine.streams
+            else None
+        )
 
     # --- iterations
 

@@ -141,14 +141,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Shut down; all transfers have been waited for, or their data are no longer wanted."""
-
-
-def create_engine(device: torch.device, host_bytes: int) -> Engine:
-    """Return a copy engine between a device and the host, with at most `host_bytes` of host memory."""
-    if device.type == "cuda":
-        from mempool.torch.offload.cuda_engine import CudaEngine
-
-        return CudaEngine(device, host_bytes)
-    from mempool.torch.offload.host_engine import HostEngine
-
-    return HostEngine(host_bytes)

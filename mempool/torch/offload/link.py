@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +12,6 @@ from solvers.swap.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from mempool.torch.offload.engine import Engine
 
 #: Sizes of the timed copies, bytes.
 SIZES = tuple(1 << bits for bits in range(14, 25, 2))
@@ -62,30 +59,3 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     off = ((lines @ columns.T - 1) ** 2).sum(axis=1)
     fixed, per_byte = lines[off.argmin()].tolist()
     return fixed, per_byte
-
-
-def measure_this_machine() -> tuple[Link, str]:
-    """Return the link to this machine's GPU, or from memory to memory without a GPU, and a description.
-
-    PyTorch is imported only if there is a GPU.
-    """
-    from mempool import _core
-
-    if _core.cuda_devices() and importlib.util.find_spec("torch") is not None:
-        import torch
-
-        if torch.cuda.is_available():
-            from mempool.torch.offload.cuda_engine import CudaEngine
-
-            link = _of(CudaEngine(torch.device("cuda", 0), 1 << 28))
-            return link, f"to {torch.cuda.get_device_name(0)} and back"
-    from mempool.torch.offload.host_engine import HostEngine
-
-    return _of(HostEngine(1)), "from memory to memory, as PyTorch sees no GPU"
-
-
-def _of(engine: Engine) -> Link:
-    try:
-        return engine.link()
-    finally:
-        engine.close()
