@@ -320,14 +320,14 @@ class Client:
         Return the oldest packed records of the trace not yet taken; empty: none are left.
         """
 
-    def install(self, pattern: Pattern, iterations_seen: int = 0, instead: bool = False) -> bool:
+    def install(self, pattern: Pattern, iterations_seen: int = 0, instead: bool = False) -> int:
         """
-        Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a replacement of a known pattern with the same sizes; False: none is known.
+        Install a pattern that was recorded here and return its id; it takes effect at the next boundary. `instead`: only as a replacement of a known pattern with the same sizes; 0: none is known.
         """
 
-    def load(self, warmup: Pattern | None, steady: Pattern, *, unsure: bool = False) -> None:
+    def load(self, warmup: Pattern | None, steady: Pattern, *, unsure: bool = False) -> int:
         """
-        Replay a pattern from a file, from the next allocation on. ``unsure``: the arena is allocated once the program has followed the pattern for some allocations.
+        Replay a pattern from a file, from the next allocation on; return the id of ``steady``. ``unsure``: the arena is allocated once the program has followed the pattern for some allocations.
         """
 
     def drop_patterns(self) -> None: ...
@@ -379,7 +379,10 @@ class Client:
 
     def check_again_after(self, events: int) -> None: ...
 
-    def patterns(self) -> int: ...
+    def patterns(self) -> list[tuple[int, int]]:
+        """
+        Return the (id, iterations begun) of each known pattern, warm-ups included, the latest first.
+        """
 
     def state(self) -> dict[str, Any]: ...
 

@@ -71,6 +71,7 @@ class InputFile:
         skipped: number of omitted events, by reason; None if the first bad event raises an error.
         whole_trace: all events of a trace, of all devices.
         device: the chosen device, or the only one; None where all devices count together.
+        detected_marks: true if the iterations end with the steps of an optimizer that a recorder found.
     """
 
     format: Literal["trace", "plan", "csv"]
@@ -83,6 +84,7 @@ class InputFile:
     skipped: Counter[str] | None = None
     whole_trace: Trace | None = None
     device: int | None = None
+    detected_marks: bool = False
 
     @property
     def variants(self) -> list[Pattern]:
@@ -221,6 +223,7 @@ def _device_of(path: Path, trace: Trace, device: int | None, several: SeveralDev
 
 def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, alignment: int) -> InputFile:
     variants: list[Pattern] = []
+    detected_marks = False
     if not whole:
         alignment_of_all = max(alignment, trace.alignment)
         variants = _variants(trace, alignment_of_all)
@@ -228,7 +231,8 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
         # trace.
         if _has_automatic_marks_only(trace) and not (variants and is_main_loop(variants, trace)):
             by_steps = _variants(trace, alignment_of_all, automatic_marks=True)
-            variants = by_steps if by_steps and is_main_loop(by_steps, trace) else variants
+            detected_marks = bool(by_steps) and is_main_loop(by_steps, trace)
+            variants = by_steps if detected_marks else variants
     for variant in variants:
         _check_sums(path, variant.buffers)
     largest = max(variants, key=lambda variant: peak_load(variant.buffers), default=None)
@@ -237,7 +241,13 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
         _check_sums(path, linear)
         return InputFile("trace", linear, trace, rejected_pattern=largest)
     others = tuple(variant for variant in variants if variant is not largest)
-    return InputFile("trace", largest.buffers, trace, largest, others)
+    return InputFile("trace", largest.buffers, trace, largest, others, detected_marks=detected_marks)
+
+
+def _client_of(trace: Trace) -> str:
+    """Return the import name of the framework that made the allocations; empty if unknown."""
+    framework = trace.metadata.get("framework", "")
+    return trace.metadata.get("client", "torch" if framework == "pytorch" else framework)
 
 
 def _variants(trace: Trace, alignment: int, *, automatic_marks: bool = False) -> list[Pattern]:
@@ -322,8 +332,9 @@ class PlannedInput:
         elif self.saved is not None:
             from mempool.planning.plan_files import write_plans
 
-            trace = self.given.trace
-            write_plans(self.saved, path, client="" if trace is None else trace.metadata.get("client", ""))
+            trace, marks = self.given.trace, self.given.detected_marks
+            client = "" if trace is None else _client_of(trace)
+            write_plans(dataclasses.replace(self.saved, client=client, detected_marks=marks), path)
         else:
             solvers.write_plan(self.plan, self.given.buffers, path)
 

@@ -14,7 +14,7 @@ from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.per_rank_files import file_to_read, own_file, rank
 from mempool.planning.planner_thread import Planner, first_cache_bytes
-from mempool.settings import NEVER, Settings, check_swapping, made_with, settings
+from mempool.settings import NEVER, TESTED, Settings, check_swapping, made_with, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
+    from mempool.planning.remembered_plans import RememberedPlans
     from mempool.recording.trace_writer import BackgroundTraceWriter
     from mempool.reporting.check_faults import Fault, FaultCollector
     from mempool.reporting.report import PoolSnapshot, Report
@@ -101,7 +102,8 @@ class Pool:
         self._pid = os.getpid()
         self._closed = False
         self._trace_writer: BackgroundTraceWriter | None = None
-        self._loaded: SavedPlans | None = None
+        self.loaded: SavedPlans | None = None
+        self._remembered: RememberedPlans | None = None
         self.planner = Planner(
             self.core,
             self.client,
@@ -146,19 +148,17 @@ class Pool:
     def _begin(self) -> None:
         with _core.Bypass():
             self._load_files()
-        if self._loaded is not None and self.settings.mode == "replay":
-            first, *others = self._loaded.in_warm_up_order()
-            try:
-                for planned in others:
-                    self.client.install(planned.native(), planned.pattern.iterations_seen)
-                self.client.load(first.native_warm_up(), first.native(), unsure=True)
-            except ValueError as error:
-                raise UsageError(f"{self.settings.plan}: {error}: the plan is of another device") from None
         if self.settings.mode == "replay":
-            if self.settings.background:
-                self.planner.start(self._loaded)
-            else:
-                self.planner.begin(self._loaded)
+            begin = self.planner.start if self.settings.background else self.planner.begin
+            try:
+                begin(self.loaded)
+            except ValueError as error:
+                if self._remembered is None:
+                    reason = f"{self.settings.plan}: {error}: the plan is of another device"
+                    raise UsageError(reason) from None
+                self.loaded = None
+                self.client.drop_patterns()
+                begin(None)
         elif self.settings.mode == "record" and self.settings.background:
             self.planner.start_thread()
         if self._trace_writer is not None and self.settings.background:
@@ -170,10 +170,17 @@ class Pool:
         return NewDivergences(self.client)
 
     def _load_files(self) -> None:
-        if self.settings.plan is not None:
+        chosen = self.settings
+        if chosen.plan is not None:
             from mempool.planning.plan_files import read_plans_in_subprocess
 
-            self._loaded = read_plans_in_subprocess(self.settings.plan)
+            self.loaded = self._own_plans(read_plans_in_subprocess(chosen.plan))
+        elif chosen.remember and chosen.mode == "replay" and chosen.limit is None:
+            from mempool.planning.remembered_plans import remembered_plans
+
+            self._remembered = remembered_plans(self._identity())
+            if self._remembered is not None and chosen.remember != "fresh":
+                self.loaded = self._remembered.read()
         if self.settings.record is not None:
             from mempool.recording.trace_writer import BackgroundTraceWriter
 
@@ -182,6 +189,20 @@ class Pool:
                 self.client, self.settings.record, self.device.alignment, whose
             )
             _recording.add(self)
+
+    def _own_plans(self, plans: SavedPlans) -> SavedPlans | None:
+        """Return the plans of a file; None with a warning if they are for another framework."""
+        if not self.framework or plans.client in ("", self.framework) or plans.client not in TESTED:
+            return plans
+        from mempool.logs import log
+
+        log.warning("%s is a plan for %s: no plan for %s", self.settings.plan, plans.client, self.framework)
+        return None
+
+    def _identity(self) -> str:
+        """Return a text that tells this pool from the program's other pools."""
+        device = self.device
+        return f"{self.name} {type(device).__name__} {getattr(device, 'kind', '')} rank {rank()}"
 
     # --- iterations
 
@@ -283,7 +304,7 @@ class Pool:
     @property
     def planned(self) -> PlannedPattern | None:
         """Plan in use or made last, with the pattern; None without one."""
-        return self.planner.planned or (None if self._loaded is None else self._loaded.plans[0])
+        return self.planner.planned or (None if self.loaded is None else self.loaded.plans[0])
 
     @property
     def plans(self) -> int:
@@ -361,12 +382,21 @@ class Pool:
         with _core.Bypass():
             from mempool.planning.plan_files import write_plans_in_subprocess
 
-            saved = self.planner.saved() or self._loaded
+            saved = self._saved_plans() or self.loaded
             if saved is None:
                 raise UsageError("there is no plan yet: no iteration has been seen to repeat")
-            whose = self.framework or self.name
-            own = own_file(os.fspath(path))
-            write_plans_in_subprocess(saved, own, client=whose, made_with=made_with(self.framework))
+            write_plans_in_subprocess(saved, own_file(os.fspath(path)), made_with=made_with(self.framework))
+
+    @property
+    def has_detected_marks(self) -> bool:
+        """True if the pool marks iterations that the program does not mark."""
+        return False
+
+    def _saved_plans(self) -> SavedPlans | None:
+        if (saved := self.planner.saved()) is None:
+            return None
+        whose = self.framework or self.name
+        return dataclasses.replace(saved, client=whose, detected_marks=self.has_detected_marks)
 
     # --- planning and the end
 
@@ -406,6 +436,10 @@ class Pool:
             return  # a forked child has neither the planner nor the file
         self.planner.stop()
         self.client.set_recording(False)
+        if self._remembered is not None and self.plans and self.planner.are_followed:
+            with _core.Bypass():
+                if (saved := self._saved_plans()) is not None:
+                    self._remembered.write(saved, made_with=made_with(self.framework))
         if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
             self.client.set_retained_limit(0)

@@ -6,6 +6,8 @@ Call arguments override environment variables, which override defaults:
 ``MEMPOOL``          ``off``: adapters install nothing; ``record``: record and plan nothing; ``replay``:
 the default
 ``MEMPOOL_PLAN``     a plan file to replay from the first iteration
+``MEMPOOL_REMEMBER``  ``1``: replay the plan of the program's last run, and keep this run's; ``fresh``: only
+keep it; ``0``: neither
 ``MEMPOOL_RECORD``   a trace file to write
 ``MEMPOOL_MAX_RESERVED``  most bytes to hold from the device, such as ``8GiB`` or ``500MB``
 ``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by offloading
@@ -52,6 +54,8 @@ class Settings:
     Attributes:
         mode: "off", "record" (record only) or "replay" (record, plan, replay).
         plan: plan file to start from, or None.
+        remember: keep the plan of this run in the cache folder, and start from the plan of the program's last
+            run; "fresh": start without. A plan file and a limit of offloading set it aside.
         record: trace file to write, or None.
         max_reserved: largest size of the arena and all segments together, in bytes, or None.
         limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
@@ -71,6 +75,7 @@ class Settings:
 
     mode: Mode = "replay"
     plan: str | None = None
+    remember: bool | Literal["fresh"] = False
     record: str | None = None
     max_reserved: int | None = None
     limit: int | None = None
@@ -133,6 +138,12 @@ def _memory(value: Any) -> Any:
     return memory
 
 
+def _remember(value: Any) -> Any:
+    if isinstance(value, bool) or value == "fresh":
+        return value
+    raise UsageError(f"remember is {value!r}, not True, False or 'fresh'")
+
+
 def _path(name: str, value: Any) -> str:
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise UsageError(f"{name} is {value!r}, not a path")
@@ -177,6 +188,7 @@ def _small_bytes(value: Any) -> int:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "mode": _mode,
     "plan": functools.partial(_path, "plan"),
+    "remember": _remember,
     "record": functools.partial(_path, "record"),
     **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "limit", "host_limit")},
     "wait_bytes": wait_price,
@@ -190,6 +202,7 @@ def _from_environment() -> dict[str, Any]:
     converters: dict[str, Callable[[str], Any]] = {
         "": _mode,
         "_PLAN": str,
+        "_REMEMBER": lambda text: text.lower() if text.lower() == "fresh" else _flag(text),
         "_RECORD": str,
         **{f"_{name.upper()}": _CHECKS[name] for name in ("max_reserved", "limit", "host_limit")},
         "_WAIT_BYTES": wait_price,

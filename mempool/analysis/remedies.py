@@ -79,6 +79,9 @@ def remedies(
 
 #: Most events of a simulated trace: longer traces take seconds.
 MOST_EVENTS = 2_000_000
+
+#: The pool as PyTorch's programs get it on CUDA: with growing memory.
+POOL = "planned_growing"
 #: Settings to simulate: name, value (in MiB where a size), and the allocator that has the setting.
 SETTINGS = (
     ("expandable_segments", True, "pytorch_expandable"),
@@ -128,14 +131,14 @@ def estimate_reserved(
     peak = recorded.peak_reserved_bytes
     now = _reserved(trace, "pytorch_expandable" if expandable else "pytorch", **own)
     base = peak if known.is_whole or now is None else min(peak, now)
-    pool, plan = _reserved(trace, "planned_online"), _reserved(trace, "planned")
+    pool, plan = _reserved(trace, POOL), _reserved(trace, "planned")
     found = [] if pool is None else [_pool_remedy(base, pool, plan)]
     if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
         found += _settings(trace, own, min(peak, now))
     refused = None
     if (trace.kind == EventType.REFUSED).any():
         asked, _ = refused_as_buffers(trace)
-        refused = _reserved(asked, "planned_online"), _reserved(asked, "planned")
+        refused = _reserved(asked, POOL), _reserved(asked, "planned")
     return ReservedEstimates(pool, plan, refused, found)
 
 

@@ -74,7 +74,7 @@ class Learner:
         self._requires_marks = True
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording; loaded plans replay already."""
+        """Begin recording, and to replay loaded plans."""
         if loaded is not None:
             self.builder.load(loaded)
             self._misses_seen = self._misses()  # nothing to learn while the program follows the loaded plans
@@ -84,7 +84,8 @@ class Learner:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
         from mempool.planning.plan_files import SavedPlans
 
-        plans = list(self.registry)
+        self.registry.refresh()
+        plans = self.registry.worth_saving()
         return SavedPlans(plans, self.builder.joint.variants(plans)) if plans else None
 
     def reset_plans(self) -> None:
@@ -100,6 +101,7 @@ class Learner:
 
     def look(self) -> bool:
         """Look at the recording once; return true if a plan was installed."""
+        self.registry.refresh()
         self.registry.warn_if_foreign()
         self.drop_if_useless()
         done = (

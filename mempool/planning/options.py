@@ -53,6 +53,7 @@ class PlannerOptions:
         min_hit_rate: see `max_strays`.
         min_allocations_to_judge: least number of allocations, besides two iterations, before a loaded plan is
             judged as foreign.
+        saved_share: share of the most allocations served by any plan below which a plan is not saved.
         pool_nodes: node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a
             job get the same plan.
         hard_nodes: node budget where the first solve is not `good` and nothing else waits; few patterns need
@@ -112,6 +113,7 @@ class PlannerOptions:
     max_strays: int = 1 << 14
     min_hit_rate: float = 0.01
     min_allocations_to_judge: int = 64
+    saved_share: float = 1 / 16
     pool_nodes: int = 20_000_000
     hard_nodes: int = 1_000_000_000
     good: float = 1.01

@@ -66,8 +66,12 @@ class PlanBuilder:
         self.neighbors, self.schedule = ArenaNeighbors(client), RecordingSchedule()
 
     def load(self, loaded: SavedPlans) -> None:
-        """Add plans from a file, which replay already."""
-        self.registry.load(loaded.plans)
+        """Replay plans from a file.
+
+        Raises:
+            ValueError: the core cannot replay a plan.
+        """
+        self.registry.load(loaded)
         self.joint.load(loaded.plans, loaded.variants)
         largest = max(loaded.plans, key=lambda planned: planned.plan.arena_bytes)
         self._retain_free_segments(largest)

@@ -62,10 +62,17 @@ class SavedPlans:
         plans: plans, the latest first.
         variants: variants that were planned jointly, by their index in ``plans``, in the order of the columns
             of `solvers.packing.variants.IterationVariant.reach`.
+        client: import name of the framework that the plans are for; empty if unknown.
+        detected_marks: true if iterations end with the steps of an optimizer, which the program does not
+            mark itself.
+        remembered: true if the pool chose the plans; nobody said that the program follows them.
     """
 
     plans: Sequence[PlannedPattern]
     variants: Mapping[int, IterationVariant] = field(default_factory=dict)
+    client: str = ""
+    detected_marks: bool = False
+    remembered: bool = False
 
     def in_warm_up_order(self) -> list[PlannedPattern]:
         """Return the plans, first the plan that the program begins with.
@@ -86,9 +93,13 @@ class SavedPlans:
         return [first.with_brief_warm_up() if others else first, *others]
 
 
-def write_plans(saved: SavedPlans, path: str | Path, *, client: str = "", made_with: str = "") -> None:
-    """Write all plans of a pool; ``client`` names the owner: "numpy", "torch"."""
-    extra = {"client": client, "made_with": made_with or saved.plans[0].made_with}
+def write_plans(saved: SavedPlans, path: str | Path, *, made_with: str = "") -> None:
+    """Write all plans of a pool."""
+    extra = {
+        "client": saved.client,
+        "made_with": made_with or saved.plans[0].made_with,
+        "detected_marks": "1" if saved.detected_marks else "",
+    }
     others = {}
     for number in range(1, len(saved.plans)):
         file = BytesIO()
@@ -148,7 +159,9 @@ def read_plans(path: str | Path) -> SavedPlans:
         raise PlanError(f"{path}: two plans of the same sequence")
     with _damage(path):
         variants = _variants(stored_plans)
-    return SavedPlans([stored.planned for stored in stored_plans], variants)
+    plans = [stored.planned for stored in stored_plans]
+    extra = stored.extra
+    return SavedPlans(plans, variants, extra.get("client", ""), extra.get("detected_marks", "") == "1")
 
 
 class _StoredPlan(NamedTuple):
@@ -255,9 +268,9 @@ def read_plans_in_subprocess(path: str) -> SavedPlans:
     return _in_subprocess(path, read_plans, path)
 
 
-def write_plans_in_subprocess(saved: SavedPlans, path: str, *, client: str, made_with: str) -> None:
+def write_plans_in_subprocess(saved: SavedPlans, path: str, *, made_with: str) -> None:
     """Write as `write_plans`, in a subprocess unless Arrow is loaded already."""
-    _in_subprocess(path, write_plans, saved, path, client=client, made_with=made_with)
+    _in_subprocess(path, write_plans, saved, path, made_with=made_with)
 
 
 def _in_subprocess(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:

@@ -196,8 +196,13 @@ class Planner:
         """Number of patterns that have a plan now."""
         return len(self.learner.registry)
 
+    @property
+    def are_followed(self) -> bool:
+        """True if allocations that hit are at least as many as those that departed from the latest plan."""
+        return self.learner.registry.are_followed()
+
     def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording; plans are made by calls of `look`. Loaded plans replay already."""
+        """Begin recording, and to replay loaded plans; further plans are made by calls of `look`."""
         self.learner.begin(loaded)
 
     def look(self) -> bool:

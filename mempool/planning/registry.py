@@ -1,4 +1,7 @@
-"""Registry of the plans that the core replays: metadata of each, and the rate at which they are followed."""
+"""Registry of the plans that the core replays: metadata of each, and the rate at which they are followed.
+
+The core owns the plans: it decides which to evict. The registry keeps what planning needs to know of each.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from mempool.planning.options import OPTIONS
 from mempool.settings import made_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from mempool import _core
+    from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
 
@@ -36,7 +40,7 @@ class PlanRegistry:
     def __init__(self, client: _core.Client, *, framework: str) -> None:
         """Start without plans; `framework`: name of the framework that uses the memory, or empty."""
         self._client, self._framework = client, framework
-        self._plans: list[PlannedPattern] = []
+        self._plans: dict[int, PlannedPattern] = {}  # by the id in the core, the latest first
         self._loaded: PlannedPattern | None = None
         self._warned_foreign = False
         self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
@@ -45,15 +49,46 @@ class PlanRegistry:
         self.made = 0
 
     def __iter__(self) -> Iterator[PlannedPattern]:
-        return iter(self._plans)
+        return iter(list(self._plans.values()))
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def load(self, plans: Sequence[PlannedPattern]) -> None:
-        """Add plans from a file, which replay already, the latest first."""
-        self.latest = self._loaded = plans[0]
-        self._plans = list(plans)
+    def load(self, loaded: SavedPlans) -> None:
+        """Replay plans from a file, the latest first.
+
+        Raises:
+            ValueError: the core cannot replay a plan, for example because of the device's alignment.
+        """
+        first, *others = loaded.in_warm_up_order()
+        ids = {
+            planned.key: self._client.install(planned.native(), planned.pattern.iterations_seen)
+            for planned in others
+        }
+        ids[first.key] = self._client.load(first.native_warm_up(), first.native(), unsure=True)
+        self.latest = self._loaded = loaded.plans[0]
+        self._plans = {ids[planned.key]: planned for planned in loaded.plans}
+        self._warned_foreign = loaded.remembered
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Drop the plans that the core has evicted or superseded."""
+        known = {number for number, _ in self._client.patterns()}
+        if not self._plans.keys() <= known:
+            self._plans = {number: planned for number, planned in self._plans.items() if number in known}
+        if all(planned is not self.latest for planned in self._plans.values()):
+            self.latest = next(iter(self._plans.values()), None)
+
+    def worth_saving(self) -> list[PlannedPattern]:
+        """Return the plans that served a fair share of the allocations, all if none did.
+
+        Left out are plans from a file that the program never followed, and those of repetitions that only
+        look like iterations, such as the layers of a model that is being made.
+        """
+        iterations = dict(self._client.patterns())
+        served = {number: iterations[number] * len(known.buffers) for number, known in self._plans.items()}
+        least = OPTIONS.saved_share * max(served.values(), default=0)
+        return [known for number, known in self._plans.items() if served[number] >= least]
 
     def install(
         self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None
@@ -66,16 +101,20 @@ class PlanRegistry:
         self.warn_if_foreign(at_last=True)
         pattern = planned.pattern
         instead = instead_of is not None
-        if not self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead):
-            self._plans = [known for known in self if known is not instead_of]
-            self.latest = next(iter(self._plans), None) if self.latest is instead_of else self.latest
+        number = self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead)
+        if number == 0:
+            self.refresh()
             return False
         if instead_of is None:
             self.latest = planned
-            self._plans = [planned, *(k for k in self if not planned.serves(k.pattern))][:MOST_KNOWN]
+            self._plans = {number: planned, **self._plans}
         else:
             self.latest = planned if self.latest is instead_of else self.latest
-            self._plans = [planned if known is instead_of else known for known in self]
+            self._plans = {
+                number if known is instead_of else old: planned if known is instead_of else known
+                for old, known in self._plans.items()
+            }
+        self.refresh()
         self.made += 1
         self._installed_at = self._followed()
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
@@ -84,7 +123,7 @@ class PlanRegistry:
     def drop(self) -> None:
         """Drop all plans."""
         self._client.drop_patterns()
-        self.latest, self._plans = None, []
+        self.latest, self._plans = None, {}
         self._dropped_at = self._followed()
 
     def has_envelopes(self) -> bool:

@@ -19,7 +19,7 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _TOO_LARGE = 1 << 30
 
 
-def redirect(folder: Path, redirected: list[str], notes: list[str]) -> None:
+def redirect(folder: Path, redirected: list[str], notes: list[str]) -> Callable[[], None]:
     """Write checkpoints, and what would write over a file, into a folder; reads find them there.
 
     Files from before the rehearsal are not removed either.
@@ -28,6 +28,9 @@ def redirect(folder: Path, redirected: list[str], notes: list[str]) -> None:
         folder: the folder, made on first use.
         redirected: list that gets the path of each file as the program named it.
         notes: list that gets a sentence for each path that the program wanted to remove.
+
+    Returns:
+        A function that restores Python's own functions for files, once the program has ended.
     """
     import torch
 
@@ -38,11 +41,12 @@ def redirect(folder: Path, redirected: list[str], notes: list[str]) -> None:
     try:
         import safetensors.torch as safetensors
     except ImportError:
-        return
+        return redirection.restore_files
     safetensors.save_file = _with_path(
         safetensors.save_file, 1, "filename", redirection.moved, skip="tensors"
     )
     safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", redirection.known)
+    return redirection.restore_files
 
 
 class _Redirection:
@@ -52,6 +56,7 @@ class _Redirection:
         self._folder, self._redirected, self._notes = folder, redirected, notes
         self._places: dict[str, Path] = {}
         self._began = time.time()
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def moved(self, path: Any) -> Any:
         """Return the place of a file that the program writes."""
@@ -70,9 +75,11 @@ class _Redirection:
 
     def patch_files(self) -> None:
         """Patch Python's functions that open, rename, copy and remove files."""
-        builtins.open = io.open = self._opening(builtins.open)
+        opening = self._opening(builtins.open)
+        for module in (builtins, io):
+            self._patch(module, "open", opening)
         for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
-            setattr(module, name, self._keeping(getattr(module, name)))
+            self._patch(module, name, self._keeping(getattr(module, name)))
         # A checkpoint under a temporary name gets its own name later, or is copied.
         for module, name in (
             (os, "replace"),
@@ -81,7 +88,16 @@ class _Redirection:
             (shutil, "copy"),
             (shutil, "copyfile"),
         ):
-            setattr(module, name, self._renaming(getattr(module, name)))
+            self._patch(module, name, self._renaming(getattr(module, name)))
+
+    def _patch(self, module: Any, name: str, function: Any) -> None:
+        self._replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, function)
+
+    def restore_files(self) -> None:
+        """Restore the functions that `patch_files` replaced."""
+        while self._replaced:
+            setattr(*self._replaced.pop())
 
     def _opening(self, function: Any) -> Any:
         @functools.wraps(function)

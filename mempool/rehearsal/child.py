@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from mempool.cli.run.child import AfterImport
 from mempool.rehearsal import generation, standin
 from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
+from mempool.units import binary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
 
 #: Environment variable with the job; only the program's own process has it, child processes do not.
@@ -74,6 +76,7 @@ class Rehearsal:
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
+        self._restore_files: Callable[[], None] = lambda: None
         self._torch: Any = None
 
     def begin(self) -> None:
@@ -128,16 +131,20 @@ class Rehearsal:
         value_reads.install(self.outcome.value_reads, self.outcome.shape_reads)
         value_rules.install(self.outcome.shape_reads, self.job.select)
         if not self.job.allow_writes:
-            checkpoints.redirect(self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes)
+            folder = self._folder / "checkpoints"
+            self._restore_files = checkpoints.redirect(folder, self.outcome.redirected, self.outcome.notes)
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
             import mempool.torch
 
+            options = {"remember": "fresh", "background": False} if self.job.remember else {}
             self._pool = mempool.torch.install(
-                device="cuda", memory=POOLS[self.job.allocator], plan=self.job.plan
+                device="cuda", memory=POOLS[self.job.allocator], plan=self.job.plan, **options
             )
             self._pool.leave_open_at_exit()
+            if self.job.remember:
+                self._pool.end_iterations_with_steps()
         torch.cuda._lazy_call(self._after_cuda)
 
     def _keep_peaks(self, torch: Any) -> None:
@@ -223,6 +230,8 @@ class Rehearsal:
         key = id(optimizer)
         self._steps[key] = self._steps.get(key, 0) + 1
         self._last_step = time.monotonic()
+        if self.job.remember:
+            self._pool.plan_now()
         if self._steps[key] == max(self._steps.values()):
             self.outcome.steps = self._steps[key]
             self._measure()
@@ -347,6 +356,8 @@ class Rehearsal:
         self._ended = True
         with contextlib.suppress(Exception):
             self._measure()
+        if self.job.remember and self._pool is not None:
+            self._note_plan()
         if self.job.check_streams:
             self.outcome.stream_faults = standin.stream_faults()
         self.outcome.seconds = time.monotonic() - self._began
@@ -355,6 +366,17 @@ class Rehearsal:
         if self._recording and threading.current_thread() is threading.main_thread():
             self._torch.cuda.memory._dump_snapshot(str(self._folder / "history.pickle"))
         self.outcome.write(self._folder / "outcome.json")
+
+    def _note_plan(self) -> None:
+        """Keep the pool's plan, and note what it is of."""
+        planned = self._pool.planned
+        self._restore_files()
+        self._pool.close()
+        if planned is None:
+            self.outcome.notes.append("there is no plan: no step was seen to repeat")
+            return
+        arena, buffers = binary(planned.plan.arena_bytes), len(planned.buffers)
+        self.outcome.notes.append(f"a plan of {buffers:,} buffers in an arena of {arena}")
 
     def _leave(self) -> None:
         """End the process at once, with its result."""

@@ -37,6 +37,7 @@ class Job:
         check_streams: look for memory that two streams use without an order.
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
+        remember: keep the pool's plan for the program's next run: see `mempool.planning.remembered_plans`.
         folder: folder for the result, and for redirected checkpoints.
     """
 
@@ -53,6 +54,7 @@ class Job:
     check_streams: bool = False
     history: bool = True
     plan: str | None = None
+    remember: bool = False
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads."""

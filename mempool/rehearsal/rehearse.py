@@ -37,16 +37,18 @@ class Machine:
         card: the kind of device; None for an H100 with more memory than any program asks for.
         devices: number of devices.
         values: "zero" or "random", the values that a program reads from a device.
+        own_capability: compute capability if no card is given; None for that of an H100.
     """
 
     card: Card | None = None
     devices: int = 1
     values: str = "zero"
+    own_capability: tuple[int, int] | None = None
 
     @property
     def capability(self) -> tuple[int, int]:
         """Compute capability of the devices."""
-        return (9, 0) if self.card is None else self.card.capability
+        return (self.own_capability or (9, 0)) if self.card is None else self.card.capability
 
     def settings(self, installation: Installation) -> str:
         """Return the settings of the stand-in."""

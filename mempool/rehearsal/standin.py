@@ -41,6 +41,7 @@ _REPLACED = re.compile(
 _ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
 #: Beginning of the stand-in's fault for memory that two streams use.
 _UNORDERED = "memory is used by work of two streams that nothing orders: "
+_CAPABILITY = (75, 76)  #: attributes of a device: major and minor number of the compute capability
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
 
 
@@ -73,12 +74,22 @@ def find_installation() -> Installation:
         raise UsageError("a rehearsal needs PyTorch: pip install torch")
     folder = Path(spec.origin).parent
     version, cuda = _versions(folder / "version.py")
-    if not (folder / "lib" / "libtorch_cuda.so").is_file():
+    if not has_cuda_build():
         raise UsageError(
             f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs a CUDA build,"
             " but needs no GPU: pip install torch gets one on Linux"
         )
     return Installation(folder, version, cuda, _cudnn_version(folder.parent, cuda))
+
+
+def has_cuda_build() -> bool:
+    """Return whether the PyTorch of this Python is a build with CUDA."""
+    spec = importlib.util.find_spec("torch")
+    return (
+        spec is not None
+        and spec.origin is not None
+        and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").is_file()
+    )
 
 
 def _versions(path: Path) -> tuple[str, str]:
@@ -153,6 +164,21 @@ def stream_faults() -> list[str]:
         if kernels and not fault:
             found.append(kernels)
     return found
+
+
+def present_capability() -> tuple[int, int] | None:
+    """Return the compute capability of this machine's first GPU; None without a GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    found = []
+    for attribute in _CAPABILITY:
+        value = ctypes.c_int()
+        if driver.cuInit(0) or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, 0):
+            return None
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def has_gpu() -> bool:

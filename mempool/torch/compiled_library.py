@@ -1,8 +1,7 @@
 """Small libraries that are compiled against the user's own torch, and the one that serves the allocator.
 
 PyTorch's classes have no stable binary interface, so each compiled library belongs to one version of torch.
-A library is built on first use and kept in a cache folder: ``$MEMPOOL_CACHE``, else
-``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``.
+A library is built on first use and kept in the folder of `mempool.cache_folder`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mempool import _core
+from mempool.cache_folder import cache_folder
 from mempool.errors import UsageError
 from mempool.logs import log
 
@@ -153,10 +153,7 @@ def compiler() -> list[str]:
 def _folder(name: str) -> Path:
     """Return the folder that has, or will have, this library; a temporary one if no cache is writable."""
     try:
-        chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-        home = Path(cache) if cache else Path("~/.cache").expanduser()
-        folder = (Path(chosen) if chosen else home / "mempool").absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cache_folder()
         if (folder / name).exists() or os.access(folder, os.W_OK):
             return folder
     except (OSError, RuntimeError):  # the user has no home folder

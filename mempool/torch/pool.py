@@ -37,7 +37,8 @@ class TensorPool(Pool):
         if ends or shown:
             from mempool.torch.step_detection import StepDetector
 
-            self._step_detector = StepDetector(self, ends=ends, shown=shown)
+            decided = self.loaded is not None and self.loaded.detected_marks
+            self._step_detector = StepDetector(self, ends=ends, shown=shown, decided=decided)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.eager import OffloadSession
 
@@ -64,6 +65,16 @@ class TensorPool(Pool):
         """Mark the end of an iteration that was detected by the steps of an optimizer."""
         with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
+
+    def end_iterations_with_steps(self) -> None:
+        """End iterations with the steps of the first optimizer, without a search for other repetitions."""
+        if self._step_detector is not None:
+            self._step_detector.has_decided = True
+
+    @property
+    def has_detected_marks(self) -> bool:
+        """True if the steps of an optimizer end iterations that the program does not mark."""
+        return self._step_detector is not None and self._step_detector.has_decided
 
     def _end_step_detection(self) -> None:
         if self._step_detector is not None:

@@ -49,22 +49,27 @@ OPTIONS = StepDetectionOptions()
 
 
 class StepDetector:
-    """Observer of one pool that acts after each step of an optimizer."""
+    """Observer of one pool that acts after each step of an optimizer.
 
-    def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
+    Attributes:
+        has_decided: true if the steps end the pool's iterations.
+    """
+
+    def __init__(self, pool: TensorPool, *, ends: bool, shown: bool, decided: bool = False) -> None:
         """Begin to observe.
 
         Args:
             pool: the pool whose iterations are ended.
             ends: end the pool's iterations if detection finds no order.
             shown: show the steps in the pool's trace.
+            decided: end iterations from the first step on, as those of the loaded plan ended.
         """
         self._pool = weakref.ref(pool)
         self._ends_iterations, self._shows_steps = ends, shown
         self._optimizer: Any = None
         self._steps = self._failed_checks = self._idle_steps = 0
         self._new_outcomes = NewOutcomes()
-        self._has_decided = False
+        self.has_decided = ends and decided
         self._listener = Listener(after=self._after_step)
 
     def end(self) -> None:
@@ -77,7 +82,7 @@ class StepDetector:
             return
         if not self.ends_iterations(optimizer):
             return
-        if self._has_decided:
+        if self.has_decided:
             pool.mark_detected_step()
             return
         self._steps += 1
@@ -87,7 +92,7 @@ class StepDetector:
             and self._lacks_a_period(pool)
         ):
             log.info("iterations recur in no fixed order: they end with the steps of the optimizer")
-            self._has_decided = True
+            self.has_decided = True
             pool.reset_plans()
             pool.mark_detected_step()
         elif self._shows_steps:

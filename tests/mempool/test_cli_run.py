@@ -224,7 +224,7 @@ def test_unused_plan_limit_and_framework_are_reported(tmp_path: Path) -> None:
     with Pool(background=False) as pool:
         run(pool, lambda _: programs.layers(programs.Watched(pool)), 8, marks=True)
         assert pool.planned is not None
-        write_plans(SavedPlans([pool.planned]), tmp_path / "plan", client="torch")
+        write_plans(SavedPlans([pool.planned], client="torch"), tmp_path / "plan")
     write(tmp_path / "script.py", "import numpy; numpy.ones(1 << 20)")
     write(tmp_path / "none.py", "import sys; print('numpy' in sys.modules, 'mempool' in sys.modules)")
     for command, said in (

@@ -440,7 +440,7 @@ WAITING: dict[str, Callable[[Pool], Any]] = {
     "owns": lambda pool: pool.core.owns(12345),
     "pinned_ranges": lambda pool: pool.client.pinned_ranges(),
     "other_plans_ranges": lambda pool: pool.client.other_plans_ranges(),
-    "patterns": lambda pool: pool.client.patterns(),
+    "patterns": lambda pool: len(pool.client.patterns()),
     "set_recording": lambda pool: pool.client.set_recording(False),
     "wake": lambda pool: pool.client.wake(),
     "check_again_after": lambda pool: pool.client.check_again_after(10),

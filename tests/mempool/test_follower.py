@@ -249,18 +249,6 @@ def test_warm_up_leads_into_its_steady_pattern() -> None:
     assert core.misses == 0
 
 
-def test_program_without_marks_follows_a_plan_of_marked_iterations() -> None:
-    """The trace's marks may be steps of an optimizer, which the program that has the plan does not mark."""
-    core = Core()
-    offsets = list(range(0, 40 * 65536, 65536))
-    warm = pattern([700, *SIZES], [-1, *offsets], cyclic=False, marks=[41])
-    core.client.load(warm, pattern(SIZES, offsets))
-    core.allocate(700)
-    for _ in range(4):
-        assert core.run(SIZES) == 40
-    assert core.misses == 0
-
-
 @pytest.mark.parametrize("left_out", [1, 3, 8])
 def test_iteration_ending_early_is_over(left_out: int) -> None:
     """The same holds without marks; buffers of one iteration live on in the next."""

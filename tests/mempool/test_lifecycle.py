@@ -124,7 +124,7 @@ def iterate(count: int) -> None:
         if number in (count // 4, count - 1):
             core = memory.core.stats()
             counts = {name: core[name] for name in ("arena_bytes", "table_bytes")} | _core.live_objects()
-            counts |= {"reserved": core["reserved"]["current"], "patterns": memory.client.patterns()}
+            counts |= {"reserved": core["reserved"]["current"], "patterns": len(memory.client.patterns())}
             seen.append(counts)
     early, late = seen
     early["reserved"] += 1 << 20  # free segments, for the differences

@@ -219,4 +219,4 @@ def test_loop_in_numba_is_replayed(pool: mempool.numba.NumbaPool, manager: Any) 
         pool.plan_now()
     assert pool.report().to_dict()["hit_rate"] == 1.0
     pool.close()
-    assert pool.client.patterns() == 0
+    assert pool.client.patterns() == []

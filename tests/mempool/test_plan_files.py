@@ -188,3 +188,18 @@ def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path)
     write_plan(dataclasses.replace(plan, offset=offset), hollow, path, extra=extra, extra_columns=columns)
     with pytest.raises(PlanError, match=r"hollow.plan: .*"):
         read_plans(path)
+
+
+def test_plan_for_another_framework_is_left_aside(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The variable reaches the pools of all frameworks of a program."""
+    import mempool.numpy
+
+    saved, path = read_plans(whole), tmp_path / "torch.plan"
+    for client, is_taken in (("torch", False), ("numpy", True), ("", True)):
+        write_plans(dataclasses.replace(saved, client=client), path)
+        monkeypatch.setenv("MEMPOOL_PLAN", str(path))
+        with mempool.numpy.install(background=False) as numpys:
+            assert (numpys.loaded is not None) == is_taken
+    assert caplog.messages == [f"{path} is a plan for torch: no plan for numpy"]

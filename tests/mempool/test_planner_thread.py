@@ -190,7 +190,7 @@ def test_reset_pool_records_again_and_follows_no_plan() -> None:
         settled(pool, memory)
         pool.reset_plans()
         until(lambda: pool.client.state()["recording"], lambda: None)
-        assert (pool.client.patterns(), pool.planned) == (0, None)
+        assert (pool.client.patterns(), pool.planned) == ([], None)
         settled(pool, memory)
 
 

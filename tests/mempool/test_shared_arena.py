@@ -158,9 +158,9 @@ def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> Non
     for scale in (300_000, 40_000):
         for _ in range(40):
             together(memory, others, scale, batches=8)
-    assert one.client.patterns() == 2
+    assert len(one.client.patterns()) == 2
     one.free(one.allocate(57 * MIB))
-    assert one.client.patterns() == 1
+    assert len(one.client.patterns()) == 1
     one.trim()
     for _ in range(5):
         together(memory, others, 40_000, batches=8)
@@ -170,7 +170,7 @@ def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> Non
         layers(memory, 10, 40_000)
         one.plan_now()
         one.client.retire_unused_patterns()
-    assert one.client.patterns() == 1
+    assert len(one.client.patterns()) == 1
     assert arena(one) <= 1.1 * memory.peak / 7  # the large layers' share
 
 

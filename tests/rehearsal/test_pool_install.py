@@ -229,7 +229,7 @@ def test_closed_pool_serves_without_plans() -> None:
     kept = data.to("cuda")
     pool.close()
     assert not mempool.torch.is_installed()
-    assert (pool.state, pool.client.patterns()) == ("closed", 0)
+    assert (pool.state, pool.client.patterns()) == ("closed", [])
     hits = pool.client.stats()["outcomes"]["hit"]
     for _ in range(5):
         iteration()
@@ -253,7 +253,7 @@ def test_plan_installed_during_close_is_not_replayed() -> None:
 
     planner.stop = plan_and_stop
     pool.close()
-    assert pool.client.patterns() == 0
+    assert pool.client.patterns() == []
 
 
 @alone

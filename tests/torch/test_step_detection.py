@@ -84,7 +84,7 @@ def test_unordered_lengths_are_planned_without_marks_and_identical(one_thread: N
         assert is_marked(pool)
         last, share = trained(pool, training, 60)
         assert share > 0.97
-        assert pool.client.patterns() >= len(LENGTHS)
+        assert len(pool.client.patterns()) >= len(LENGTHS)
     assert [*found, *last] == expected
 
 

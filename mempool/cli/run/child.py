@@ -120,6 +120,7 @@ class Run:
             **({"share": self._on_the_gpu} if framework == "cupy" else {}),
             record=None if accesses else record,
             plan=self._plan_of(framework),
+            **self._remember(),
             max_reserved=self.options["max_reserved"],
             **({"limit": self.options["limit"]} if framework == "torch" else {}),
         )
@@ -151,6 +152,12 @@ class Run:
             return None
         self._plan_used = True
         return path
+
+    def _remember(self) -> dict[str, Any]:
+        """Return the option for the program's last plan; the environment's setting comes first."""
+        if os.environ.get("MEMPOOL_REMEMBER", "").strip():
+            return {}
+        return {"remember": "fresh" if self.options["fresh"] else True}
 
     def _own(self, path: str | None) -> str | None:
         """Return the path for this process; the name of a child's file contains the process number."""

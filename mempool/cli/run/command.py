@@ -73,6 +73,17 @@ def run(
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Replay this plan from the first iteration.")
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Do not start from the plan of this program's last run."),
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="First rehearse some steps without the GPU, so that PyTorch's first step has a plan.",
+        ),
+    ] = False,
     max_reserved: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Most memory to hold: 512M, 1.5GiB, 2GB.")
     ] = None,
@@ -99,7 +110,8 @@ def run(
 ) -> None:
     """Run an unchanged program with the pool under it; report on stderr when the program ends.
 
-    The pool detects the iteration automatically. Options of mempool precede the
+    The pool detects the iteration automatically, and keeps the plan for the next
+    run of the program, which follows it from the first iteration. Options of mempool precede the
     script; everything after the script belongs to the program. The exit status
     is the program's.
 
@@ -110,6 +122,7 @@ def run(
         mempool run --record run.trace --accesses train.py
         mempool run --limit 12GiB train.py
         mempool run --plan run.plan --explain train.py
+        mempool run --rehearse train.py
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses needs --record TRACE")
@@ -123,6 +136,12 @@ def run(
     kept = launch.files_of(program) + ([] if plan is None else [plan])
     if (output := overwritten_file(kept, (record, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
+    if rehearse:
+        if plan is not None or fresh or limit is not None:
+            raise typer.BadParameter("--rehearse gives the plan: leave --plan, --fresh and --limit out")
+        from mempool.cli.run.rehearsed_plan import rehearse_plan
+
+        rehearse_plan(program, quiet=quiet)
     launch.start(
         program,
         record=_writable(record),
@@ -131,6 +150,7 @@ def run(
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
         accesses=accesses,
+        fresh=fresh,
         explain=explain,
         children=children,
         quiet=quiet,

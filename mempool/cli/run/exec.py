@@ -24,6 +24,7 @@ OPTIONS = {
     "--record": True,
     "--accesses": False,
     "--plan": True,
+    "--fresh": False,
     "--max-reserved": True,
     "--limit": True,
     "--explain": False,
@@ -70,7 +71,7 @@ def launch(arguments: Sequence[str]) -> None:
         return
     # Absolute paths, since the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
-    flags = {name: given[f"--{name}"] for name in ("accesses", "explain", "children", "quiet")}
+    flags = {name: given[f"--{name}"] for name in ("accesses", "fresh", "explain", "children", "quiet")}
     start(program, record=record, json_file=json_file, **flags)
 
 
@@ -94,6 +95,7 @@ def start(
     record: str | None,
     json_file: str | None,
     accesses: bool,
+    fresh: bool,
     explain: bool,
     children: bool,
     quiet: bool,
@@ -110,6 +112,7 @@ def start(
         "accesses": accesses,
         "plan": plan,
         "plan_is_of": plan_is_of,
+        "fresh": fresh,
         "json": json_file,
         "max_reserved": max_reserved,
         "limit": limit,

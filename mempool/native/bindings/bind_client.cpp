@@ -253,14 +253,14 @@ void bind_client(nb::module_& m) {
            [](Client& c, Pattern& p, std::uint64_t seen, bool instead) {
              return unlocked([&] { return c.install(owned(&p), seen, instead); });
            }, "pattern"_a, "iterations_seen"_a = 0, "instead"_a = false,
-           "Install a pattern that was recorded here; it takes effect at the next boundary. `instead`: only as a "
-           "replacement of a known pattern with the same sizes; False: none is known.")
+           "Install a pattern that was recorded here and return its id; it takes effect at the next boundary. "
+           "`instead`: only as a replacement of a known pattern with the same sizes; 0: none is known.")
       .def("load",
            [](Client& c, Pattern* warmup, Pattern& steady, bool unsure) {
-             unlocked([&] { c.load(owned(warmup), owned(&steady), unsure); });
+             return unlocked([&] { return c.load(owned(warmup), owned(&steady), unsure); });
            },
            "warmup"_a.none(), "steady"_a, nb::kw_only(), "unsure"_a = false,
-           "Replay a pattern from a file, from the next allocation on. ``unsure``: the arena is allocated once the "
+           "Replay a pattern from a file, from the next allocation on; return the id of ``steady``. ``unsure``: the arena is allocated once the "
            "program has followed the pattern for some allocations.")
       .def("drop_patterns", &Client::drop_patterns, released)
       .def("device_is_bound", &Client::device_is_bound, released,
@@ -301,9 +301,11 @@ void bind_client(nb::module_& m) {
            [](Client& c) {
              return patiently(c.pool(), [&] {
                const Guarded guard(c.pool().lock);
-               return c.patterns().size();
+               std::vector<std::pair<std::uint64_t, std::uint64_t>> known;
+               for (const Pattern* pattern : c.patterns()) known.emplace_back(pattern->id, pattern->iterations);
+               return known;
              });
-           })
+           }, "Return the (id, iterations begun) of each known pattern, warm-ups included, the latest first.")
       .def("state", &client_state)
       .def("stats", &client_stats)
       .def("reset_peaks", &Client::reset_peaks, released)

@@ -110,14 +110,14 @@ class Client : private Live<Client> {
   // call with the pool's lock held
   const Recorder<RecordedEvent>& history() const noexcept { return history_; }
   // Install a cyclic pattern recorded by this client, in which `iterations_seen` iterations were observed.
-  // `instead`: install only as a replacement of a known pattern with the same sizes; false: no such pattern
-  // is known any more, and the new pattern is discarded. May throw std::bad_alloc, or std::invalid_argument
+  // `instead`: install only as a replacement of a known pattern with the same sizes; 0: no such pattern is
+  // known any more, and the new pattern is discarded. Returns the pattern's id. May throw std::bad_alloc, or std::invalid_argument
   // for a pattern that this pool cannot replay; then nothing has changed.
-  bool install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
+  std::uint64_t install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
   // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
   // allocation. `unsure`: the pattern may belong to another program; it gets its arena once the program has
-  // followed it for some allocations. Throws like install().
-  void load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure = false);
+  // followed it for some allocations. Returns the id of `steady`. Throws like install().
+  std::uint64_t load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure = false);
   void drop_patterns() noexcept;
   // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
   void device_is_bound() noexcept;
@@ -364,6 +364,7 @@ class Client : private Live<Client> {
   TraceBuffer trace_;
   Recorder<RecordedEvent> history_{0};
   std::vector<std::unique_ptr<Pattern>> patterns_;
+  std::uint64_t patterns_admitted_ = 0;
   std::vector<Pattern*> known_;       // the same patterns, most recently used first
   std::uint64_t unused_checked_at_ = 0;       // iteration of the last retire_unused_patterns()
   // at that time: own allocations, and boundaries of other clients

@@ -115,7 +115,10 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
     known_.swap(known);
     throw;
   }
-  for (auto& pattern : fresh) patterns_.push_back(std::move(pattern));
+  for (auto& pattern : fresh) {
+    pattern->id = ++patterns_admitted_;
+    patterns_.push_back(std::move(pattern));
+  }
   layout_changed();
 }
 
@@ -164,7 +167,7 @@ void Client::note_pattern(const Pattern& pattern) const noexcept {
   }
 }
 
-bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
+std::uint64_t Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead) {
   check(*pattern, true);
   for (Table& table : pattern->tables) table.build_index(true);
   pattern->update_arena_ranges();
@@ -179,19 +182,20 @@ bool Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_
     table.stream = sequences_[table.sequence].follower.stream();
   }
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
-  if (instead && std::none_of(known_.begin(), known_.end(), same)) return false;
+  if (instead && std::none_of(known_.begin(), known_.end(), same)) return 0;
   admit(std::move(one));
   if (matches_awaited_ != 0 && !instead) set_loaded_aside(fresh);
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
   if (replaying_ && !growth_deferred_ && !bypass_.active) have_arena();
-  if (idle) return true;
+  const std::uint64_t id = fresh->id;
+  if (idle) return id;
   coming_ = fresh;
   if (current_ == nullptr || !marked_) current_ = fresh;
-  if (marked_) return true;
+  if (marked_) return id;
   if (active_at_ == 0) iterations_ = std::max(iterations_, iterations_seen);
   for (Sequence& sequence : sequences_) sequence.follower.take_up(fresh);
-  return true;
+  return id;
 }
 
 // Let the loaded patterns rest, which the program has not followed so far, until a sequence follows one.
@@ -224,13 +228,14 @@ void Client::name_streams(std::uint32_t sequence) noexcept {
   }
 }
 
-void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure) {
+std::uint64_t Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure) {
   if (warmup != nullptr) check(*warmup, false);
   check(*steady, true);
-  steady->next = steady.get();
+  Pattern* const lasting = steady.get();
+  lasting->next = lasting;
   std::vector<std::unique_ptr<Pattern>> both;
   if (warmup != nullptr) {
-    warmup->next = steady.get();
+    warmup->next = lasting;
     both.push_back(std::move(warmup));
   }
   both.push_back(std::move(steady));
@@ -243,6 +248,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   flight::note(flight::load, uid_, 0, both.size() - 1, unsure);
   Pattern* const first = both.front().get();
   admit(std::move(both));
+  const std::uint64_t id = lasting->id;
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
@@ -255,6 +261,7 @@ void Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> stea
   have_arena();
   turn_ = 1;
   for (Sequence& sequence : sequences_) begin(sequence, ~std::uint64_t{0});
+  return id;
 }
 
 void Client::drop_patterns() noexcept {

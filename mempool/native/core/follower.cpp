@@ -61,14 +61,6 @@ bool Follower::next_begins_with(const Pattern* ended, std::uint64_t size) const 
   return table != nullptr && table->fits(0, size);
 }
 
-// Return true if an iteration of the steady state begins with this size.
-bool Follower::begins_steady(const std::vector<Pattern*>& known, std::uint64_t size) const noexcept {
-  return std::any_of(known.begin(), known.end(), [&](const Pattern* pattern) {
-    const Table* table = pattern->cyclic ? own_table(pattern) : nullptr;
-    return table != nullptr && table->fits(0, size);
-  });
-}
-
 // Return true if `other` expects the same sizes as the current table up to this position. For envelopes only
 // the last sizes are known and compared.
 bool Follower::begins_like(const Table& other) const noexcept {
@@ -236,8 +228,7 @@ Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Patte
 Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern*>& known, bool marked) noexcept {
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     // Buffers allocated after a marked warm-up and before its mark may be long-lived, such as an optimizer's state.
-    // A program that marks nothing may have a plan whose iterations were marked by the steps of an optimizer.
-    const bool ends_here = pattern_->cyclic ? !marked : !pattern_->marked || (!marked && begins_steady(known, size));
+    const bool ends_here = pattern_->cyclic ? !marked : !pattern_->marked;
     // Unless the next iteration begins with this size, another pattern may start with this whole pattern and
     // continue.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();

@@ -155,7 +155,6 @@ class Follower {
   bool played(const Table& table) noexcept;
   void begin_next() noexcept;
   bool next_begins_with(const Pattern* ended, std::uint64_t size) const noexcept;
-  bool begins_steady(const std::vector<Pattern*>& known, std::uint64_t size) const noexcept;
   bool begins_like(const Table& other) const noexcept;
 
   std::uint32_t sequence_;

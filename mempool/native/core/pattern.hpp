@@ -68,7 +68,7 @@ struct Table {
 };
 
 struct Pattern : Live<Pattern> {
-  std::uint64_t id = 0;
+  std::uint64_t id = 0;        // number of the pattern in its client, from 1
   bool cyclic = true;          // false: a warm-up, followed by `next`
   bool marked = false;         // warm-up only: the program marks iterations
   std::uint32_t unroll = 1;    // iterations after which addresses repeat

@@ -66,7 +66,7 @@ def test_each_reported_saving_equals_a_simulated_saving() -> None:
         return held - simulated_allocators.simulate(trace, allocator, **settings).peak_reserved_bytes
 
     told = saves(trace)
-    pool = less("planned_online")
+    pool = less(module.POOL)
     assert told.pop("run", 0) == max(pool, 0)
     assert told.pop("expandable_segments:True") == less("pytorch_expandable") > 0
     for text, saved in told.items():
@@ -130,5 +130,5 @@ def test_remedies_of_a_real_window_save_the_simulated_bytes(name: str) -> None:
     now = min(made.peak_reserved_bytes, simulate(trace, "pytorch").peak_reserved_bytes)
     expandable = simulate(trace, "pytorch_expandable").peak_reserved_bytes
     assert told["expandable_segments:True"] == now - expandable > 0
-    pool = now - simulated_allocators.simulate(trace, "planned_online").peak_reserved_bytes
+    pool = now - simulated_allocators.simulate(trace, module.POOL).peak_reserved_bytes
     assert told.get("run", 0) == max(pool, 0)

@@ -1,0 +1,22 @@
+"""Folder for files that later processes use again.
+
+It is ``$MEMPOOL_CACHE``, else ``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the folder, which is made if missing.
+
+    Raises:
+        OSError, RuntimeError: the folder cannot be made, or the user has no home folder.
+    """
+    chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    home = Path(cache) if cache else Path("~/.cache").expanduser()
+    folder = (Path(chosen) if chosen else home / "mempool").absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,197 @@
+"""The second run of a program follows the plan of the first from its first iteration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pools import simulated
+
+from mempool import Pool, UsageError, _core
+from mempool.planning import remembered_plans
+from mempool.settings import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MEMPOOL = Path(sys.executable).with_name("mempool")
+PROGRAM = """
+import sys
+import numpy as np
+import mempool.numpy
+
+def step(factor):
+    x = np.arange(20_000.0) * factor
+    y = np.concatenate([x, x + 1])
+    return float(y.sum())
+
+length = int(sys.argv[1])
+for number in range(40):
+    step(length)
+    if number == 20:
+        mempool.numpy.installed().wait(60)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run a program under the pool with a cache folder of its own; return the report."""
+
+    def run(*arguments: Any, environment: dict[str, str] | None = None) -> dict[str, Any]:
+        file = tmp_path / "report.json"
+        own = {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": ""}
+        subprocess.run(
+            [MEMPOOL, "run", "--quiet", "--json", file, *map(str, arguments)],
+            check=True,
+            env=os.environ | own | (environment or {}),
+        )
+        found: dict[str, Any] = json.loads(file.read_text())["pools"]["numpy"]
+        return found
+
+    return run
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "plans").glob("*"))
+
+
+def test_second_run_follows_the_first_runs_plan(
+    script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
+) -> None:
+    first, second = report(script, 1), report(script, 1)
+    assert first["plans"] >= 1
+    assert first["plan_active_at_iteration"] > 5
+    assert second["plans"] == 0
+    assert second["plan_active_at_iteration"] <= 2
+    assert second["hits_total"] > first["hits_total"]
+    assert len(files(tmp_path)) == 1
+
+
+def test_other_arguments_begin_with_the_newest_plan_of_the_program(
+    script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
+) -> None:
+    report(script, 1)
+    assert report(script, 2)["plan_active_at_iteration"] <= 2
+    other = tmp_path / "other.py"
+    other.write_text(PROGRAM)
+    assert report(other, 1)["plan_active_at_iteration"] > 5
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "kept"), [("--fresh", "", 1), ("", "fresh", 1), ("", "0", 0)], ids=repr
+)
+def test_a_run_starts_without_a_plan_where_asked(
+    script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]], option: str, value: str, kept: int
+) -> None:
+    asked = [option] if option else []
+    for _ in range(2):
+        said = report(*asked, script, 1, environment={"MEMPOOL_REMEMBER": value})
+        assert said["plan_active_at_iteration"] > 5
+    assert len(files(tmp_path)) == kept
+
+
+def test_damaged_plan_is_deleted_and_the_program_runs(
+    script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
+) -> None:
+    report(script, 1)
+    [file] = files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert report(script, 1)["plan_active_at_iteration"] > 5
+    assert report(script, 1)["plan_active_at_iteration"] <= 2
+
+
+def test_unwritable_cache_folder_is_no_error(script: Path, report: Callable[..., dict[str, Any]]) -> None:
+    for _ in range(2):
+        said = report(script, 1, environment={"MEMPOOL_CACHE": "/proc/none"})
+        assert said["plan_active_at_iteration"] > 5
+
+
+def iterate(pool: Pool, count: int, length: int = 12) -> None:
+    for _ in range(count):
+        for address in [pool.allocate(1_000 * length + 640 * k) for k in range(length)]:
+            pool.free(address)
+        pool.step()
+        pool.plan_now()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("cache")
+def test_plan_of_a_changed_program_is_replaced() -> None:
+    """The next run begins with the plan that this run followed, not with the one that it left aside."""
+    for length in (12, 20):
+        with Pool(simulated(), background=False, remember=True) as pool:
+            iterate(pool, 12, length)
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 3, 20)
+        assert pool.loaded is not None
+        assert [len(planned.buffers) for planned in pool.loaded.plans] == [20]
+        assert pool.report().to_dict()["plan_active_at_iteration"] == 1
+
+
+def test_a_plan_that_the_device_cannot_replay_is_left_aside(cache: Path) -> None:
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    device = _core.SimulatedDevice(page=4096, alignment=1 << 14)
+    with Pool(device, background=False, remember=True) as pool:
+        iterate(pool, 12)
+        assert pool.loaded is None
+        assert pool.plans == 1
+    assert len(files(cache)) == 1
+
+
+def test_pools_of_a_program_have_separate_plans(cache: Path) -> None:
+    for name in ("one", "other"):
+        with Pool(simulated(), name=name, background=False, remember=True) as pool:
+            assert pool.loaded is None
+            iterate(pool, 12)
+    assert len(files(cache)) == 2
+
+
+def test_files_unused_for_longest_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = remembered_plans.RememberedPlansOptions(max_files=2)
+    monkeypatch.setattr(remembered_plans, "OPTIONS", few)
+    for number, name in enumerate(("first", "second", "first", "third")):
+        with Pool(simulated(), name=name, background=False, remember=True) as pool:
+            iterate(pool, 12, 12 + number)
+        for path in files(cache):  # no two files have the same age
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 10))
+    kept = set()
+    for name in ("first", "second", "third"):
+        with Pool(simulated(), name=name, background=False, remember=True) as pool:
+            kept |= {name} if pool.loaded is not None else set()
+    assert kept == {"first", "third"}
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_plan_file_sets_the_remembered_plan_aside(tmp_path: Path) -> None:
+    file = str(tmp_path / "own.plan")
+    with Pool(simulated(), background=False) as pool:
+        iterate(pool, 12, 15)
+        pool.save(file)
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    with Pool(simulated(), background=False, remember=True, plan=file) as pool:
+        assert pool.loaded is not None
+        assert len(pool.loaded.plans[0].buffers) == 15
+
+
+def test_other_values_of_remember_are_refused() -> None:
+    with pytest.raises(UsageError, match="remember is 'always'"):
+        settings(remember="always")
