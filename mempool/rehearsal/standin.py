@@ -74,12 +74,22 @@ def find_installation() -> Installation:
         raise UsageError("a rehearsal needs PyTorch: pip install torch")
     folder = Path(spec.origin).parent
     version, cuda = _versions(folder / "version.py")
-    if not (folder / "lib" / "libtorch_cuda.so").is_file():
+    if not has_cuda_build():
         raise UsageError(
             f"PyTorch {version} at {folder} is a build without CUDA; a rehearsal runs a CUDA build,"
             " but needs no GPU: pip install torch gets one on Linux"
         )
     return Installation(folder, version, cuda, _cudnn_version(folder.parent, cuda))
+
+
+def has_cuda_build() -> bool:
+    """Return whether the PyTorch of this Python is a build with CUDA."""
+    spec = importlib.util.find_spec("torch")
+    return (
+        spec is not None
+        and spec.origin is not None
+        and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").is_file()
+    )
 
 
 def _versions(path: Path) -> tuple[str, str]:

@@ -29,12 +29,9 @@ def test_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def size_result(batch: int, seq: int, needed: int, limit: int | None) -> Any:
     command = SimpleNamespace(
         needed_bytes=needed, peak_bytes=needed // 2, limit_bytes=limit, fits=limit is None or needed <= limit,
-        allocator="pytorch", reserved_bytes={"pytorch": needed}, warnings=[],
+        allocator="pytorch", reserved_bytes={"pytorch": needed}, warnings=[], batch=batch, mode="train",
     )  # fmt: skip
-    target = SimpleNamespace(title="<Net> & co", seq=seq)
-    return SimpleNamespace(
-        fit=command, job=SimpleNamespace(batch=batch, mode="train"), target=target, image=None
-    )
+    return SimpleNamespace(fit=command, title="<Net> & co", seq=seq, image=None)
 
 
 @pytest.mark.parametrize("limit", [None, 5 << 30])

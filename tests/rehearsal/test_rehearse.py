@@ -80,6 +80,16 @@ def test_reserved_bytes_of_each_allocator_and_batch_size_equal_pytorch_statistic
     assert "Sequential.0" in [share["module"] for share in runs[0]["modules"]]
 
 
+def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:
+    script, asked = PROGRAMS / "loop.py", "--card 'RTX 4090' --limit 8GiB --json"
+    fitted = json.loads(cli.run(f"fit {script} --main {asked} -- --report=fit.txt")[0])
+    run = rehearse(cli, "--card 'RTX 4090'", "loop.py", "--report=rehearsal.txt")
+    for name in ("allocator", "steps", "peak_allocated_bytes", "peak_reserved_bytes", "ended", "card"):
+        assert fitted[name] == run[name]
+    out, _ = cli.run(f"fit {script} --main --limit 600MiB -- --batch_size=16384 --report=fit.txt", code=1)
+    assert "out of memory" in out
+
+
 def test_trace_of_a_rehearsal_has_its_peak(cli: Cli) -> None:
     run = rehearse(
         cli, "-a expandable --limit 200MiB --steps 2 --trace step.trace", "loop.py", "--report=report.txt"

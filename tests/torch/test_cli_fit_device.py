@@ -107,41 +107,6 @@ def test_command_and_python_call_agree_on_each_device(
         assert command[name] == getattr(python, name)
 
 
-PROGRAM = """
-from layered import *
-
-def train(steps):
-    model = Net("dropout tanh linear dropout norm")
-    optimizer = torch.optim.AdamW(model.parameters())
-    x, y = torch.randn(64, 16, 32), torch.zeros(64, 16, 32)
-    for _ in range(steps):
-        output = model(x.to("{place}"))
-        loss = nn.functional.mse_loss(output, y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield x, y
-
-if __name__ == "__main__":
-    list(train(3))
-"""
-
-
-def test_peak_of_a_program_on_the_cpu_equals_a_real_run(folder: Path, fit_json: Any) -> None:
-    """Within two per cent; a program that names a CUDA device is estimated on the CPU too."""
-    (folder / "program.py").write_text(PROGRAM.format(place="cpu"))
-    (folder / "named.py").write_text(PROGRAM.format(place="cuda"))
-    found = fit_json("program.py", "--main", "--device", "cpu")
-    assert fit_json("named.py", "--main", "--device", "cpu")["peak_bytes"] == found["peak_bytes"]
-    namespace: dict[str, Any] = {"__name__": "program"}
-    exec(PROGRAM.format(place="cpu"), namespace)
-    with AccessRecorder() as recorder:
-        for _ in namespace["train"](3):
-            recorder.step()
-    assert found["peak_bytes"] == pytest.approx(int(recorder.trace().load().max()), rel=0.02)
-    assert fit_json("program.py", "--main")["peak_bytes"] < 0.97 * found["peak_bytes"]
-
-
 def test_device_of_a_function_counts_where_the_command_names_none(folder: Path, fit_json: Any) -> None:
     make = "def make():\n    return {'model': Net('dropout tanh'), 'inputs': torch.zeros(64, 16, 32)%s}\n"
     for name, more in {"told": ", 'device': 'cpu'", "untold": ""}.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,19 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 X = torch.zeros(4, 1000)
-INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
-SCRIPT = """
-import torch
-from torch import nn
-import bitsandbytes as bnb
-
-model = nn.Linear(1000, 1000).cuda()
-optimizer = bnb.optim.{0}
-for _ in range(3):
-    optimizer.zero_grad()
-    nn.functional.mse_loss(model(torch.zeros(4, 1000).cuda()), torch.zeros(4, 1000).cuda()).backward()
-    optimizer.step()
-"""
 
 
 def rounded(*sizes: int) -> int:
@@ -87,78 +72,6 @@ def test_command_takes_the_names_of_the_package_and_of_transformers(
     inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
     found = fit_json("net.py", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
     assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
-
-
-OVERRIDDEN = "AdamW8bit(model.parameters())\nmanager = bnb.optim.GlobalOptimManager.get_instance()\n"
-
-
-@pytest.mark.parametrize(
-    ("made", "moments", "bits", "paged"),
-    [
-        ("AdamW8bit(model.parameters(), lr=1e-4)", 2, 8, False),
-        ("AdamW8bit(model.parameters(), 1e-4, (0.9, 0.95))", 2, 8, False),
-        ("PagedAdamW8bit(model.parameters())", 2, 8, True),
-        ("AdamW(model.parameters(), optim_bits=8, is_paged=True)", 2, 8, True),
-        ("AdamW(model.parameters(), min_8bit_size=10**7, optim_bits=8)", 2, 32, False),
-        ("AdamW(model.parameters())", 2, 32, False),
-        (f"{OVERRIDDEN}manager.override_config(model.weight, 'optim_bits', 32)", 2, 32, False),
-        (
-            f"{OVERRIDDEN}manager.override_config([model.weight, model.bias], "
-            "key_value_dict={'optim_bits': 32})",
-            2, 32, False,
-        ),
-        (
-            f"{OVERRIDDEN}manager.register_module_override(model, 'weight', {{'optim_bits': 32}})",
-            2, 32, False,
-        ),
-        ("Lion8bit([{'params': [model.weight], 'lr': 1.0}, {'params': [model.bias]}])", 1, 8, False),
-    ],
-)  # fmt: skip
-def test_script_with_an_optimizer_of_the_package_uses_its_layout(
-    made: str,
-    moments: int,
-    bits: int,
-    *,
-    paged: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fit_json: Any,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT.format(made))
-    answer = fit_json("train.py")
-    assert answer["by_class_bytes"]["optimizer_state"] == state_bytes(moments, bits, paged=paged)
-    if not INSTALLED:
-        assert "bitsandbytes" not in sys.modules  # the stand-in is gone with the script
-
-
-TRAINER = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-config = LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=1000
-)
-data = [dict.fromkeys(("input_ids", "labels"), torch.zeros(16, dtype=torch.int64)) for _ in range(8)]
-told = TrainingArguments(output_dir="out", optim="{0}", per_device_train_batch_size=8, report_to=[])
-Trainer(model=LlamaForCausalLM(config), train_dataset=data, args=told).train()
-"""
-
-
-@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit"])
-def test_trainer_with_an_eight_bit_optimizer_keeps_embeddings_in_32_bits(
-    optim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAINER.format(optim))
-    classes = fit_json("train.py", "--main")["by_class_bytes"]
-    embedding, head = 64_000, 64_000
-    attention, mlp, norms = 4 * 64 * 64, 3 * 64 * 128, 3 * 64
-    eight = head + attention + mlp
-    tables = 2 * rounded(*[4 * -(-n // BLOCK) for n in (head, *[64 * 64] * 4, *[64 * 128] * 3)])
-    assert classes["optimizer_state"] == 8 * embedding + 2 * eight + 8 * norms + tables + 3 * 2 * 256
 
 
 def test_eight_bit_optimizer_in_the_backward_lets_gradients_go() -> None:

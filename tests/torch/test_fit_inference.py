@@ -195,10 +195,10 @@ WRAPPED = ("def wrapped(x):", "    return [model(x)]")
         (["y = model(torch.zeros(5000, 1000))"], 1),
         ([*ANSWER, "for _ in range(3):", "    y = answer(torch.zeros(5000, 1000))"], 1),
         ([*WRAPPED, "for _ in range(3):", "    y = wrapped(torch.zeros(5000, 1000))"], 2),
-        (["kept = []", "for _ in range(3):", "    kept.append(model(torch.zeros(5000, 1000)))"], 2),
+        (["kept = []", "for _ in range(3):", "    kept.append(model(torch.zeros(5000, 1000)))"], 3),
     ],
 )  # fmt: skip
-def test_script_holds_a_former_output_only_if_the_loop_does(
+def test_program_holds_a_former_output_only_if_the_loop_does(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fit_json: Any,
@@ -207,7 +207,7 @@ def test_script_holds_a_former_output_only_if_the_loop_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "assistant.py").write_text(SCRIPT.format("\n".join(f"    {line}" for line in lines)))
-    found = fit_json("assistant.py")
+    found = fit_json("assistant.py", "--main")
     assert found["mode"] == "inference"
     floats = found["peak_bytes"] // 4
     assert floats // 5_000_000 == outputs + 1  # the inputs

@@ -37,7 +37,7 @@ MORE = {
 }
 #: Operations with buffers that no operation shows, such as inside the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
-LESS |= {"smooth_l1_loss", "mse_loss", "instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}
+LESS |= {"instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}
 LESS |= {"median", "Tensor.unfold", "group_norm", "attention", "attention, masked", "svdvals", "eigh"}
 
 

@@ -47,7 +47,15 @@ def test_shared_losses_of_a_script_equal_the_given_losses(
     assert "not a function of the output alone" not in printed
 
 
-@pytest.mark.full  # test_accumulation_by_a_library_is_estimated has a smaller model
+def test_shared_script_has_the_peak_of_a_real_run_on_the_cpu() -> None:
+    printed = run_case("fit_device.py")
+    real, script = (re.search(rf"{name}\D* (\d+)\b", printed) for name in ("real", "fit script --main"))
+    assert real is not None
+    assert script is not None
+    assert int(script[1]) == pytest.approx(int(real[1]), abs=24)
+
+
+@pytest.mark.full  # test_trainer_accumulates has a smaller model
 def test_shared_trainer_is_tried_with_its_accumulation() -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     own, asked = run_case("fit_trainer_accumulate.py").splitlines()

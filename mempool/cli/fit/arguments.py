@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from mempool.torch.model_spec import InputSpec, ModelSpec
 
 
+#: Options that change a model's step, which a program makes itself.
+_OF_A_MODEL = (
+    *("inputs", "batch", "seq", "image", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
+    *("checkpoint", "link", "largest_batch", "remedies"),
+)
+
+
 @dataclass(frozen=True)
 class FitRequest:
     """The request of a ``mempool fit`` command line; None for options that were not given.
@@ -31,7 +38,9 @@ class FitRequest:
         job: attributes that are passed to `Job` unchanged.
         dtype, autocast: PyTorch's names of types.
         optimizer, loss: given by name.
-        inputs, task, arguments, main: fields of `Sizes`.
+        inputs, task: fields of `Sizes`.
+        arguments: of the program, in ``sys.argv``.
+        main: whether to run a script as a program.
         allocators: allocators to simulate; the first decides the verdict.
         margins: the user's own figures, as written.
         largest, remedies: arguments of `fit_job`.
@@ -89,8 +98,16 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
-    if (options["main"] or options["arguments"]) and target.kind != "script":
-        raise typer.BadParameter("--main and arguments are for scripts")
+    if (options["main"] and (target.kind != "script" or target.name)) or (
+        options["arguments"] and not options["main"]
+    ):
+        raise typer.BadParameter("--main and arguments are for a script.py that runs as a program")
+    if options["main"] and (named := [name for name in _OF_A_MODEL if options[name] not in (None, False)]):
+        option = named[0].replace("_", "-")
+        raise typer.BadParameter(
+            f"--{option} is of a model, and a program decides itself: name a function, {target}:function, "
+            "or give the program's own arguments behind --"
+        )
     sweep = any(len(given or ()) > 1 for given in sizes.values())
     return FitRequest(
         target=target,

@@ -77,7 +77,7 @@ def fit(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- ARGS", help="What a script finds in sys.argv."),
+        typer.Argument(metavar="-- ARGS", help="What a program finds in sys.argv."),
     ] = None,
     *,
     inputs: Annotated[
@@ -188,7 +188,8 @@ def fit(
         float, typer.Option(min=0, metavar="S", help="Most processor seconds for trying remedies.")
     ] = 40,
     main: Annotated[
-        bool, typer.Option("--main", help="Run a script as a program, up to its first backward.")
+        bool,
+        typer.Option("--main", help="Run a script as a program; with a CUDA build, as `mempool rehearse`."),
     ] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare, show and swap.")
@@ -199,8 +200,8 @@ def fit(
     r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
 
     A training step runs on tensors that have shapes and no values. A script
-    is imported so that the models in the script cost nothing, and stops where
-    the training would begin. This needs PyTorch: pip install 'mempool\[torch]'.
+    is imported, or with --main run as a program for some optimizer steps. This
+    needs PyTorch: pip install 'mempool\[torch]'.
 
     For example:
 
@@ -217,6 +218,12 @@ def fit(
     _check_outputs(trace, plot, sweep=request.sweep)
     if importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")
+    if request.main:
+        from mempool.cli.fit.program import can_rehearse, rehearse_program
+
+        if can_rehearse(request):
+            rehearse_program(request, trace, json=json)
+            return
     results = _fit_sizes(request)
     _write(results, trace, plot)
     if json:

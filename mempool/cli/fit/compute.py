@@ -18,47 +18,53 @@ from mempool.errors import UsageError
 from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate import Job
-from mempool.torch.estimate.estimator import estimate
+from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, check_allocators, estimate, judge
+from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.inputs import batch_dimension_note, fixed_size_note, sequence_first
-from mempool.torch.estimate.margins import parse_margins
-from mempool.torch.estimate.model_outputs import SUMMED
+from mempool.torch.estimate.margins import margins, parse_margins
+from mempool.torch.estimate.program import run_program
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.result import WITHOUT_LOSS
-from mempool.torch.estimate.sources.model_discovery import Scripts, find_target
+from mempool.torch.estimate.sources.model_discovery import find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
-from mempool.torch.estimate.sources.scripts import BrokenScriptError, fake_execution
-from mempool.torch.estimate.sources.targets import TRIED_WITH_TWO, Sizes
+from mempool.torch.estimate.sources.scripts import fake_execution
+from mempool.torch.estimate.sources.targets import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
     from mempool.torch.estimate.inputs import Arguments
-    from mempool.torch.estimate.result import Caveat
     from mempool.torch.estimate.sources.targets import Target
     from traces import Trace
 
 
+WITHOUT_CUDA = (
+    "this PyTorch has no CUDA: the program ran on tensors without memory; with a CUDA build, "
+    "`mempool rehearse {}` runs it itself"
+)
 _SAY = "name a function that takes batch, if it is another"
 
 
 @dataclass(frozen=True)
 class SizeResult:
-    """A fitted job.
+    """A fitted job or program.
 
     Attributes:
         fit: the result.
-        job: the job.
-        target: the source of the model.
-        image: requested height and width.
+        title: description of the model or program.
+        tried: the step in words: mode, batch, precision.
+        seq: length of the sequences, if known.
+        image: requested height and width of images.
     """
 
     fit: Fit
-    job: Job
-    target: Target
-    image: int | None
+    title: str
+    tried: str
+    seq: int | None = None
+    image: int | None = None
 
 
 def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterator[SizeResult]:
@@ -67,12 +73,17 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
     Raises:
         Stop: a size cannot be tried; the message gives the reason in a line.
     """
-    scripts: Scripts = {}
+    if request.main:
+        progress(f"running {request.target}")
+        with stopping(request):
+            yield _fit_program(request)
+        return
+    scripts: dict[str, ModuleType] = {}
     with _quiet(), fake_execution(request.job.get("device")):
         for image in request.images:
             for seq in request.seqs:
                 for batch in request.batches:
-                    with _stopping(request):
+                    with stopping(request):
                         sizes = _sizes(request, seq, image)
                         progress(f"making {request.target}")
                         yield _fit_size(
@@ -87,9 +98,45 @@ def _sizes(request: FitRequest, seq: int | None, image: int | None) -> Sizes:
         task=request.task,
         inputs=request.inputs,
         labels=request.job.get("mode", "train") == "train",
-        arguments=request.arguments,
-        main=request.main,
     )
+
+
+def _fit_program(request: FitRequest) -> SizeResult:
+    """Judge a program that ran on tensors without memory.
+
+    Raises:
+        UsageError: the program accumulates another number of batches than requested.
+    """
+    allocators = request.allocators or DEFAULT_ALLOCATORS
+    check_allocators(allocators)
+    device, capability = request.job.get("device", "cuda"), request.capability or (8, 0)
+    done = run_program(request.target.where, request.arguments, device=device, capability=capability)
+    if (wanted := request.job.get("accumulate")) not in (None, done.batches):
+        raise UsageError(
+            f"--accumulate {wanted}: {request.target} makes a step of {done.batches} batches itself; "
+            f"name a function, {request.target}:function, for another number"
+        )
+    margin = margins(
+        done.trace,
+        device,
+        capability=capability,
+        processes=request.job.get("processes", 1),
+        margin=parse_margins(list(request.margins)),
+    )
+    fitted = judge(
+        done.trace,
+        request.limit_bytes,
+        allocators=allocators,
+        device=device,
+        margin_bytes=margin,
+        batch=None,
+        mode=done.mode,
+        whole=True,
+    )
+    notes = [*request.notes, *done.notes, WITHOUT_CUDA.format(request.target)]
+    fitted = replace(fitted, warnings=notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
+    steps = f", {done.batches:,} batches a step" if done.batches > 1 else ""
+    return SizeResult(fitted, str(request.target), f"{done.mode}, as a program{steps}, on {device}")
 
 
 def _fit_size(
@@ -120,20 +167,21 @@ def _fit_size(
         fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
-    caveats = _caveats(request, target, job)
-    without = any(caveat.label == WITHOUT_LOSS for caveat in caveats)
-    warnings_ = [text for text in fitted.warnings if text != SUMMED or not without]
-    fitted = replace(
-        fitted,
-        warnings=[*target.warnings, *request.notes, *_notes(request, target), *warnings_, *check.notes()],
-    )
-    return SizeResult(fitted.restricted(caveats), job, target, image)
+    fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *check.notes()])
+    return SizeResult(fitted, target.title, _description(job, target, image), target.seq, image)
 
 
-def _caveats(request: FitRequest, target: Target, job: Job) -> list[Caveat]:
-    """Return the target's caveats that apply to the requested loss and mode."""
-    lost = job.mode == "train" and request.loss is None
-    return [caveat for caveat in target.caveats if lost or caveat.label != WITHOUT_LOSS]
+def _description(job: Job, target: Target, image: int | None) -> str:
+    parts = [job.mode, f"batch {job.batch:,}"]
+    if target.seq:
+        parts.append(f"seq {target.seq:,}")
+    if image:
+        parts.append(f"images of {image} x {image}")
+    kinds = {name: getattr(job, name) for name in ("dtype", "autocast")}
+    parts += [f"{name} {str(k).removeprefix('torch.')}" for name, k in kinds.items() if k is not None]
+    if job.checkpoint:
+        parts.append("activation checkpointing")
+    return ", ".join([*parts, f"on {job.device}"])
 
 
 class _BatchDimensionCheck:
@@ -172,14 +220,6 @@ def _timed(job: Job) -> Trace:
     rates = rates_of(job.card or DEFAULT, job.capability)
     trace = run(job, 3, clock=Roofline(rates).nanoseconds)
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
-
-
-def _notes(request: FitRequest, target: Target) -> list[str]:
-    """Return the target's notes, of which the one on accumulation names the batches of ``--accumulate``."""
-    if (batches := request.job.get("accumulate")) is None:
-        return list(target.notes)
-    tried = f": tried with {batches:,}, as --accumulate says"
-    return [note.replace(TRIED_WITH_TWO, tried) for note in target.notes]
 
 
 def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
@@ -222,7 +262,7 @@ def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callab
 
 
 @contextlib.contextmanager
-def _stopping(request: FitRequest) -> Iterator[None]:
+def stopping(request: FitRequest) -> Iterator[None]:
     """Convert errors into the end of the verb with one line."""
     try:
         yield

@@ -35,7 +35,7 @@ def draw(results: Sequence[SizeResult], *, page: bool) -> str:
     drawing = _svg(results)
     if not page:
         return drawing
-    return _PAGE.format(title=_text(results[0].target.title), drawing=drawing, table=_table(results))
+    return _PAGE.format(title=_text(results[0].title), drawing=drawing, table=_table(results))
 
 
 def _svg(results: Sequence[SizeResult]) -> str:
@@ -59,9 +59,7 @@ def _svg(results: Sequence[SizeResult]) -> str:
         label = ", ".join(f"{name} {value:,}" for name, value in zip(other_sizes, key, strict=True))
         x, y = _WIDTH - _RIGHT + 6, _TOP + 30 + 18 * at
         parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{_text(label)}</text>')
-    title = _text(
-        f"{results[0].target.title}, {results[0].job.mode}: memory needed with {results[0].fit.allocator}"
-    )
+    title = _text(f"{results[0].title}, {results[0].fit.mode}: memory needed with {results[0].fit.allocator}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
         f'height="{_HEIGHT}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" '
@@ -71,7 +69,7 @@ def _svg(results: Sequence[SizeResult]) -> str:
 
 def size_of(result: SizeResult, name: str) -> int:
     """Return the batch, seq or image of a job; 0 where the job has none."""
-    found = {"batch": result.job.batch, "seq": result.target.seq, "image": result.image}[name]
+    found = {"batch": result.fit.batch, "seq": result.seq, "image": result.image}[name]
     return found or 0
 
 

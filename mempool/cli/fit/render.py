@@ -22,12 +22,12 @@ _BAR = 30
 def to_json(result: SizeResult) -> dict[str, Any]:
     """Return the object of ``--json``."""
     about = {
-        "model": result.target.title,
-        "batch": result.job.batch,
-        "seq": result.target.seq,
+        "model": result.title,
+        "batch": result.fit.batch,
+        "seq": result.seq,
         "image": result.image,
-        "mode": result.job.mode,
-        "device": result.job.device,
+        "mode": result.fit.mode,
+        "device": result.fit.device,
     }
     return about | result.fit.to_dict()
 
@@ -72,7 +72,7 @@ def show(result: SizeResult) -> None:
 
 def _warnings(result: SizeResult) -> list[str]:
     """Return the lines next to the verdict."""
-    return [*map(str, result.fit.caveats), *result.target.warnings]
+    return [str(caveat) for caveat in result.fit.caveats]
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
@@ -90,8 +90,8 @@ def _facts(result: SizeResult) -> list[tuple[str, str]]:
     where = f" in {fit.peak_module}" if fit.peak_module else ""
     phases = ", ".join(f"{name} {binary(size)}" for name, size in fit.by_phase_bytes.items())
     rows = [
-        ("model", result.target.title),
-        ("tried", _description(result)),
+        ("model", result.title),
+        ("tried", result.tried),
         (
             "peak load",
             f"{binary(fit.peak_bytes)} in the {fit.peak_phase or 'step'}, {fit.peak_operation}{where}",
@@ -108,20 +108,6 @@ def _facts(result: SizeResult) -> list[tuple[str, str]]:
         caveat_labels = f" ({fit.caveat_labels})" if fit.caveats else ""
         rows.append(("largest batch", largest + caveat_labels))
     return rows
-
-
-def _description(result: SizeResult) -> str:
-    job = result.job
-    parts = [job.mode, f"batch {job.batch:,}"]
-    if result.target.seq:
-        parts.append(f"seq {result.target.seq:,}")
-    if result.image:
-        parts.append(f"images of {result.image} x {result.image}")
-    kinds = {name: getattr(job, name) for name in ("dtype", "autocast")}
-    parts += [f"{name} {str(k).removeprefix('torch.')}" for name, k in kinds.items() if k is not None]
-    if job.checkpoint:
-        parts.append("activation checkpointing")
-    return ", ".join([*parts, f"on {job.device}"])
 
 
 def _shares(title: str, heading: str, rows: Sequence[tuple[str, int]], peak: int) -> None:
@@ -190,7 +176,7 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
     lines = [
         [
             *(f"{_size(result, name):,}" for name in columns),
-            f"{result.job.batch:,}",
+            f"{result.fit.batch:,}",
             binary(result.fit.peak_bytes),
             binary(result.fit.reserved_bytes[result.fit.allocator]),
             binary(result.fit.needed_bytes),
@@ -201,7 +187,7 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
         for result in results
     ]
     table(
-        f"{results[0].target.title}, {results[0].job.mode}, {results[0].fit.allocator}",
+        f"{results[0].title}, {results[0].fit.mode}, {results[0].fit.allocator}",
         header,
         lines,
         fold=len(header) - 1,
@@ -212,7 +198,7 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
 
 
 def _size(result: SizeResult, name: str) -> int:
-    return (result.image if name == "image" else result.target.seq) or 0
+    return (result.image if name == "image" else result.seq) or 0
 
 
 def _summary(results: Sequence[SizeResult], limit_bytes: int) -> str:

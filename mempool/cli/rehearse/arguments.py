@@ -16,6 +16,9 @@ from mempool.rehearsal.job import POOLS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: Fields of `mempool.rehearsal.Job` that all runs of a request share, besides the plan.
+OF_ALL_RUNS = ("steps", "seconds", "timeout", "ranks", "allow_writes", "select", "check_streams")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -83,7 +86,6 @@ def parse_request(given: dict[str, Any]) -> Request:
     from mempool.units import parse_memory
 
     machine = Machine(parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"])
-    shared = ("steps", "seconds", "timeout", "ranks", "allow_writes", "select", "check_streams")
     plan = given["plan"]
     return Request(
         program=tuple(given["program"]),
@@ -91,7 +93,7 @@ def parse_request(given: dict[str, Any]) -> Request:
         allocators=allocators,
         vary=vary,
         limit_bytes=parsed("--limit", parse_memory, given["limit"]),
-        options={name: given[name] for name in shared}
+        options={name: given[name] for name in OF_ALL_RUNS}
         | {"plan": None if plan is None else str(plan.absolute())},
         quiet=given["quiet"] or given["json"],
     )

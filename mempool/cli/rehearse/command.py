@@ -20,6 +20,7 @@ from mempool.cli.run.exec import is_torchrun
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
     from mempool.rehearsal import Stage
 
@@ -149,10 +150,18 @@ def rehearse(
     """
     from mempool.cli.rehearse.arguments import parse_request
 
-    request = parse_request(locals())
+    rehearse_request(parse_request(locals()), trace, json=json)
+
+
+def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> None:
+    """Rehearse all runs of a request, and print the result.
+
+    Raises:
+        Stop: the program cannot be rehearsed, fails, or does not fit.
+    """
     if trace is not None and (reason := write_obstacle(trace)):
         raise Stop(ExitCode.FILE, f"{trace}: {reason}")
-    check_program(program)
+    check_program(request.program)
     from mempool.cli.rehearse import render
     from mempool.cli.rehearse.runs import rehearse_all
 
@@ -173,7 +182,7 @@ def rehearse(
 
 def check_program(program: Sequence[str]) -> None:
     """Refuse a missing program, code as an argument, and a file that hides one of this project's packages."""
-    if program[0].startswith("-") and (program[0][:2] != "-m" or program == ["-m"]):
+    if program[0].startswith("-") and (program[0][:2] != "-m" or list(program) == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
     check_files(program)
     if is_torchrun(program):

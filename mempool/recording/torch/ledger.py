@@ -125,6 +125,7 @@ class Ledger:
             infer shapes, do not.
         apart: true once an operation of a wrapper was decomposed, which may infer shapes so.
         modules: number of the module that owns a buffer, if other than the module that made the buffer.
+        scratch_of: for each buffer inside of a kernel, the buffer of the kernel's result.
     """
 
     def __init__(self, rows: Rows, now: Callable[[], int], *, places: bool = False) -> None:
@@ -135,6 +136,7 @@ class Ledger:
         self.devices: dict[torch.device, int] = {}
         self.categories: dict[int, tuple[int, str]] = {}
         self.modules: dict[int, int] = {}
+        self.scratch_of: dict[int, int] = {}
         self.mode: Any = None
         self.apart = False
         self._outside: dict[int, Known] = {}  # storages that no operation made, by address
@@ -184,6 +186,20 @@ class Ledger:
         if self._places:
             place = (POINTER, buffer, _address(storage), POINTER | 1 << PHASE, buffer, time.perf_counter_ns())
             self._rows.extend(place)
+
+    def scratch(self, loss: torch.Tensor, head: int, time_ns: int) -> None:
+        """Record the buffer that a kernel held beside the storage of a reduced loss, and its end.
+
+        A loss that is not reduced takes no such buffer. Where addresses are recorded, the pool records the
+        buffer itself.
+        """
+        known = None if self._places else self.known.get(id(loss.untyped_storage()))
+        if known is not None and loss.dim() == 0 and known.size > loss.element_size():
+            buffer = next(self._numbers)
+            self.scratch_of[buffer] = known.buffer
+            size_head = SIZE | known.device << THREAD
+            ends = FREE, buffer, self._now()
+            self._rows.extend((head | ALLOC, buffer, time_ns, size_head, buffer, known.size, *ends))
 
     def _is_there(self, known: Known) -> bool:
         """Return true if another storage shares this memory, such as NumPy's; both then are one buffer."""

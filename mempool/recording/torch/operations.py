@@ -17,6 +17,9 @@ _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "ate
 _UNSAID = frozenset(("running_mean", "running_var", "dropout_state"))
 _ONLY_READ = ("backward", "functional", "no_training", "no_update")
 _UNSAID_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
+#: Losses that compute the loss of each element in a buffer of the kernel, and then its mean or sum in the
+#: result, whose storage is as large (``ATen/native/Loss.cpp``), on each device.
+_WITH_SCRATCH = frozenset(("aten::mse_loss", "aten::smooth_l1_loss"))
 
 
 class Argument(NamedTuple):
@@ -41,6 +44,7 @@ class Operation:
         arguments: arguments that may hold tensors, without those used for their shape only, as by
             ``zeros_like``.
         whole: no schema exists; all arguments together count as one argument.
+        scratch: while a reduced loss is computed, the kernel holds a buffer as large as the result's storage.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Operation:
     fills: bool = True
     arguments: tuple[Argument, ...] = (Argument(0, "", False),)  # noqa: FBT003
     whole: bool = True
+    scratch: bool = False
 
 
 @functools.cache
@@ -80,6 +85,7 @@ def learn(function: Any) -> Operation:
         fills="empty" not in base,
         whole=False,
         arguments=() if base.endswith("_like") or base.startswith("aten::new_") else tuple(arguments),
+        scratch=name in _WITH_SCRATCH,
     )
 
 

@@ -13,6 +13,8 @@ from traces.buffers import buffers_of
 from traces.columns import distinct
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from traces import Trace
@@ -77,10 +79,13 @@ class PeakAttribution:
     by_phase_bytes: dict[str, int]
 
     @classmethod
-    def of(cls, trace: Trace) -> PeakAttribution:
-        """Find the peak of a trace with marks of steps, without the first step if there are several."""
+    def of(cls, trace: Trace, *, whole: bool = False) -> PeakAttribution:
+        """Find the peak of a trace with marks of steps.
+
+        The first of several steps is left out unless ``whole`` is true.
+        """
         load, steps = trace.load(), steps_of(trace)
-        begin = int(steps[0]) if len(steps) > 1 else 0
+        begin = int(steps[0]) if len(steps) > 1 and not whole else 0
         event = begin + int(load[begin:].argmax())
         phases = _phases(trace)
         by_phase = {
@@ -111,20 +116,16 @@ class PeakAttribution:
         """Return the bytes alive by category; the sum is ``bytes``."""
         return self._by_class(self._alive())
 
-    def by_module(self, depth: int | None = None) -> list[ModuleShare]:
-        """Return the bytes alive by module, largest first; the sum is ``bytes``.
-
-        Args:
-            depth: modules further below the model count as their ancestor at this depth; None: no limit.
-        """
+    def by_module(self) -> list[ModuleShare]:
+        """Return the bytes alive by module, largest first; the sum is ``bytes``."""
         alive = self._alive()
-        paths = np.array([_cut(self._name(int(m)), depth) for m in self.trace.module[alive]], object)
-        shares = [
-            ModuleShare(path, int(self.trace.size[rows].sum()), self._by_class(rows))
-            for path in dict.fromkeys(paths.tolist())
-            if len(rows := alive[paths == path])
-        ]
-        return sorted(shares, key=lambda share: (-share.bytes, share.module))
+        modules = self.trace.module[alive]
+        shares = []
+        for index in distinct(modules).tolist():
+            rows = alive[modules == index]
+            held = self._by_class(rows)
+            shares.append(ModuleShare(self._name(index), int(self.trace.size[rows].sum()), held))
+        return _sorted(shares)
 
     def _alive(self) -> NDArray[np.int64]:
         """Return the alloc rows of the buffers alive at the peak, int64[m]."""
@@ -146,8 +147,21 @@ class PeakAttribution:
         return self.trace.names[index] if index >= 0 else ""
 
 
-def _cut(path: str, depth: int | None) -> str:
-    return path if depth is None else ".".join(path.split(".")[: depth + 1])
+def merged(shares: Iterable[ModuleShare], depth: int) -> list[ModuleShare]:
+    """Return shares in which modules below a depth count as their ancestor at this depth, largest first."""
+    found: dict[str, ModuleShare] = {}
+    for share in shares:
+        path = ".".join(share.module.split(".")[: depth + 1])
+        before = found.get(path, ModuleShare(path, 0))
+        held = dict(before.by_class_bytes)
+        for name, size in share.by_class_bytes.items():
+            held[name] = held.get(name, 0) + size
+        found[path] = ModuleShare(path, before.bytes + share.bytes, held)
+    return _sorted(found.values())
+
+
+def _sorted(shares: Iterable[ModuleShare]) -> list[ModuleShare]:
+    return sorted(shares, key=lambda share: (-share.bytes, share.module))
 
 
 def _phases(trace: Trace) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mempool.analysis.compare import RECORDED, parse_allocator
@@ -38,6 +39,14 @@ def choice_of(text: str) -> AllocatorSpec:
     if choice.allocator == RECORDED:
         raise UsageError("nothing was recorded of an allocator: the run has not been")
     return choice
+
+
+def check_allocators(allocators: Sequence[str]) -> None:
+    """Raise UsageError if no allocator is named, or an unknown one."""
+    if not allocators:
+        raise UsageError("no allocator: name one at least")
+    for name in allocators:
+        choice_of(name)
 
 
 def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
@@ -125,27 +134,61 @@ def estimate(
     Raises:
         UsageError: the job cannot be tried, or an allocator is unknown.
     """
-    if not allocators:
-        raise UsageError("no allocator: name one at least")
-    for name in allocators:
-        choice_of(name)
+    check_allocators(allocators)
     warnings: dict[str, None] = {}
     progress(f"batch {job.batch:,}")
     trace = run(job, warn=lambda text: warnings.setdefault(text))
-    peak = PeakAttribution.of(rounded(trace, ROUNDED_TO[job.device]))
-    if peak.first_step_bytes > peak.bytes:
-        more = peak.first_step_bytes - peak.bytes
+    fitted = judge(
+        trace,
+        limit_bytes,
+        allocators=allocators,
+        device=job.device,
+        margin_bytes=margins_of(job, trace),
+        batch=job.batch,
+        mode=job.mode,
+    )
+    if fitted.first_step_bytes > fitted.peak_bytes:
+        more = fitted.first_step_bytes - fitted.peak_bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    reserved_by_allocator, added = reserved(trace, allocators), margins_of(job, trace)
-    needed = reserved_by_allocator[allocators[0]] + sum(added.values())
     found = None
     if limit_bytes is not None and largest is not False:
+        known = {job.batch: fitted.needed_bytes}
         try:
-            found = largest_batch(
-                job, limit_bytes, allocators[0], known={job.batch: needed}, progress=progress
-            )
+            found = largest_batch(job, limit_bytes, allocators[0], known=known, progress=progress)
         except NoLargestBatchError as error:
             warnings.setdefault(str(error))
+    return replace(fitted, largest_batch=found, warnings=list(warnings))
+
+
+def judge(
+    trace: Trace,
+    limit_bytes: int | None,
+    *,
+    allocators: Sequence[str],
+    device: str,
+    margin_bytes: dict[str, int],
+    batch: int | None,
+    mode: str,
+    whole: bool = False,
+) -> Fit:
+    """Judge a trace: its peak, the bytes that allocators reserve, and whether these fit.
+
+    Args:
+        trace: with unrounded sizes.
+        limit_bytes: of the device's memory.
+        allocators: by name, the one that decides first.
+        device: "cuda" or "cpu".
+        margin_bytes: memory outside all operations, by name.
+        batch: samples in a batch; None if unknown.
+        mode: as in the result.
+        whole: count the first step, too.
+
+    Raises:
+        UsageError: an allocator is unknown, or rejects its settings or the trace.
+    """
+    peak = PeakAttribution.of(rounded(trace, ROUNDED_TO[device]), whole=whole)
+    reserved_by_allocator = reserved(trace, allocators)
+    needed = reserved_by_allocator[allocators[0]] + sum(margin_bytes.values())
     return Fit(
         peak_bytes=peak.bytes,
         by_class_bytes=peak.by_class_bytes(),
@@ -156,15 +199,15 @@ def estimate(
         peak_module=peak.module,
         first_step_bytes=peak.first_step_bytes,
         reserved_bytes=reserved_by_allocator,
-        margin_bytes=added,
+        margin_bytes=margin_bytes,
         allocator=allocators[0],
-        batch=job.batch,
-        mode=job.mode,
-        device=job.device,
+        batch=batch,
+        mode=mode,
+        device=device,
         limit_bytes=limit_bytes,
         fits=None if limit_bytes is None else needed <= limit_bytes,
         missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
-        largest_batch=found,
-        warnings=list(warnings),
+        largest_batch=None,
+        warnings=[],
         trace=trace,
     )

@@ -44,6 +44,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 )
 
 
+class BrokenScriptError(UsageError):
+    """Error for a script that fails or cannot be tried."""
+
+
 @dataclass
 class RunningModel:
     """Holder of the running model, once made."""

@@ -54,8 +54,6 @@ class Job:
             margin.
         margin: bytes by name in `margins.PARTS` that replace the estimates.
         set_to_none: whether gradients are freed after a step, or filled with zeros.
-        clears_late: whether gradients are cleared between forward and backward, not after the step, so that
-            the previous step's gradients are alive in the forward.
 
     Raises:
         UsageError: mode or device is unknown, or batch or processes is below one.
@@ -76,7 +74,6 @@ class Job:
     accumulate: int = 1
     hold_output: bool | None = None
     set_to_none: bool = True
-    clears_late: bool = False
     card: str | None = None
     link: str | None = None
     processes: int = 1

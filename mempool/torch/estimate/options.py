@@ -12,7 +12,6 @@ class EstimateOptions:
     Attributes:
         cache_objects: largest number of objects searched for fake tensors in one functools cache.
         mask_elements: elements of the largest real tensor that is read to know whether all values are one.
-        meta_results: largest number of cached meta results; the cache is emptied when this number is reached.
         output_objects: largest number of objects of an output that are searched for a key-value cache.
         output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
             output decides nothing.
@@ -21,6 +20,9 @@ class EstimateOptions:
         report_modules: largest number of modules in a text report.
         remedy_runs: largest number of runs of changed jobs.
         remedy_seconds: processor seconds after which no further run of a changed job begins.
+        program_steps: optimizer steps of a program that is run: the first makes the optimizer's state, and
+            the third begins with all that outlives a step.
+        program_seconds: seconds without an optimizer step after which a program is ended.
         no_saving: share of the peak below which a saving counts as none.
         dominant: share of the peak above which parameters and what belongs to them dominate.
         slowdown: share by which a step may take longer with offloading if no memory limit is given.
@@ -31,12 +33,8 @@ class EstimateOptions:
         offload_changes: largest number of single changes tried together with offloading, cheapest first, once
             all changes together suffice.
         loss_chunks: pieces into which the tokens are divided for a loss in pieces.
-        condition_reads: largest number of reads of a condition at one line, above the steps that a program
-            takes before training. A loop that only another answer ends reads without limit.
-        number_reads: likewise of a number, which is also read from each sample of a large data set.
+        known_elements: elements of the largest random order or list of indices that has values in a program.
         calling_frames: largest number of calling frames analysed for a decision by a value.
-        variable_parts: largest container among a program's variables whose parts are searched; a larger
-            container is a data set.
         message_lines: largest number of lines of a program named in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
         sound_samples: samples of sound if no length was requested: ten seconds at 16 kHz.
@@ -44,7 +42,6 @@ class EstimateOptions:
 
     cache_objects: int = 10_000
     mask_elements: int = 1 << 24
-    meta_results: int = 1 << 15
     output_objects: int = 100_000
     output_share: float = 0.01
     batch_tries: int = 64
@@ -61,10 +58,10 @@ class EstimateOptions:
     arena_attempts: int = 3
     offload_changes: int = 3
     loss_chunks: int = 8
-    condition_reads: int = 10_000
-    number_reads: int = 100_000
+    known_elements: int = 1 << 24
     calling_frames: int = 30
-    variable_parts: int = 100
+    program_steps: int = 3
+    program_seconds: float = 60.0
     message_lines: int = 3
     tokens: int = 1024
     sound_samples: int = 160_000

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mempool.analysis.remedies import Remedy
-from mempool.torch.estimate.attribution import ModuleShare, PeakAttribution, rounded
+from mempool.torch.estimate.attribution import ModuleShare, merged
 from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 #: Bytes; a device's allocator rounds sizes up to a multiple.
 ROUNDED_TO = {"cuda": 512, "cpu": 1}
-WITHOUT_LOSS = "peak without the loss"
 AS_FAR_AS_RAN = "only of what ran"
 
 
@@ -167,7 +166,8 @@ class Fit:
     """Memory that a step of a job would need. Bytes throughout; `print` shows a report.
 
     Attributes:
-        peak_bytes: peak load in a step after the first, with sizes rounded as by the device's allocator.
+        peak_bytes: peak load in a step after the first, or of a program, with sizes rounded as by the
+            device's allocator.
         by_class_bytes: ``peak_bytes`` by category; the sum is ``peak_bytes``.
         by_module: ``peak_bytes`` by module, largest first; likewise.
         by_phase_bytes: peak load in the forward, the backward, and the optimizer's step.
@@ -176,7 +176,7 @@ class Fit:
         reserved_bytes: device memory that each allocator would hold, by simulation.
         margin_bytes: memory that a GPU adds outside all operations, by name.
         allocator: the allocator to which ``fits``, ``missing_bytes`` and ``largest_batch`` refer.
-        batch: samples in a batch; ``mode`` and ``device`` likewise as in the job.
+        batch: samples in a batch, None for a program; ``mode`` and ``device`` as in the job.
         limit_bytes: the device's memory; None if not given.
         fits: whether ``needed_bytes`` are at most ``limit_bytes``; None without a limit, or if they are and
             ``caveats`` leave the question open.
@@ -199,7 +199,7 @@ class Fit:
     reserved_bytes: dict[str, int]
     margin_bytes: dict[str, int]
     allocator: str
-    batch: int
+    batch: int | None
     mode: str
     device: str
     limit_bytes: int | None
@@ -240,7 +240,7 @@ class Fit:
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
-        return PeakAttribution.of(rounded(self.trace, ROUNDED_TO[self.device])).by_module(depth)
+        return merged(self.by_module, depth)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the trace as a dictionary ready for JSON."""
@@ -296,7 +296,8 @@ def size(number: int) -> str:
 
 
 def _verdict(fit: Fit) -> str:
-    need = f"batch {fit.batch:,} needs {size(fit.needed_bytes)} with {fit.allocator}"
+    need = "" if fit.batch is None else f"batch {fit.batch:,} "
+    need += f"needs {size(fit.needed_bytes)} with {fit.allocator}"
     need += f" ({fit.caveat_labels})" if fit.caveats else ""
     if fit.limit_bytes is None:
         return need

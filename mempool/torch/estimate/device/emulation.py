@@ -15,8 +15,6 @@ target's buffers:
 * the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
 * modules can be converted and moved, which fake tensors otherwise refuse (`patch_module_conversion`);
 * transformers, unable to read positions, does not assume packed sequences (`library_patches.py`);
-* optimizers of bitsandbytes have their state, and take no step
-  (`mempool.torch.estimate.fake.eight_bit_optimizers`);
 * `trunc_normal_`, unable to read values, does not draw forever for values within bounds
   (`library_patches.py`).
 
@@ -40,7 +38,6 @@ from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
 from mempool.torch.estimate.device.kernels import Target
 from mempool.torch.estimate.device.library_patches import patch_transformers_masks, patch_trunc_normal
-from mempool.torch.estimate.fake.eight_bit_optimizers import patch_bitsandbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +54,7 @@ def emulate_device(
     enclosing block, and leaving restores them.
 
     Args:
-        device: "cuda", or "cpu", for which only the last four changes of the module's list are made, and deep
+        device: "cuda", or "cpu", for which only the last three changes of the list above are made, and deep
             copies.
         capability: the compute capability, which decides between kernels of attention.
         cudnn: cuDNN's version, likewise.
@@ -72,7 +69,6 @@ def emulate_device(
         stack.enter_context(patch_module_conversion())
         stack.enter_context(_constants_copied())
         stack.enter_context(patch_transformers_masks())
-        stack.enter_context(patch_bitsandbytes())
         stack.enter_context(patch_trunc_normal())
         stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
         if kind == "cuda":
@@ -233,7 +229,7 @@ class _CudaNames(TorchFunctionMode):
             kwargs = kwargs or {}
             if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
-                    return _backward(*args, **kwargs)
+                    return backward(*args, **kwargs)
             if func is Tensor.cuda and isinstance(args[0], FakeTensor):
                 return args[0]
             if func is Tensor.to:
@@ -248,7 +244,8 @@ class _CudaNames(TorchFunctionMode):
 _INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
 
 
-def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+def backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+    """Run a backward as ``Tensor.backward`` does, outside of function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
 
 

@@ -157,10 +157,15 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _host_tensors(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
-    """Return step counts, which optimizers keep on the host unless fused or capturable, and paged state."""
-    return _paged(job, made) + [
+    """Return step counts of optimizers, and paged state."""
+    counts = [host_counts(optimizer) for optimizer in made.optimizers if job.device == "cuda"]
+    return sum(counts, _paged(job, made))
+
+
+def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return an optimizer's step counts, which are on the host unless it is fused or capturable."""
+    return [
         state["step"]
-        for optimizer in (made.optimizers if job.device == "cuda" else ())
         for group in optimizer.param_groups
         if not group.get("fused") and not group.get("capturable")
         for parameter in group["params"]
@@ -195,7 +200,7 @@ def _train(
     (optimizer,) = made.optimizers
     held: list[Any] = [None, None]  # variables of a loop: output and loss
     while True:
-        for at, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
+        for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
             with _precision(job):
                 output = made.model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
@@ -205,13 +210,10 @@ def _train(
             if job.accumulate > 1:
                 loss = loss / job.accumulate
             held[1] = loss if job.holds_output else None
-            if job.clears_late and at == 0:
-                optimizer.zero_grad(set_to_none=job.set_to_none)
             loss.backward()
             del loss
         optimizer.step()
-        if not job.clears_late:
-            optimizer.zero_grad(set_to_none=job.set_to_none)
+        optimizer.zero_grad(set_to_none=job.set_to_none)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Fake mode with shortcuts for operations that change only values, and in-place gradients as in a real run.
+"""Fake mode with in-place gradients as in a real run, and reads of values on request.
 
 Some of autograd's functions make zeros and fill them. With an active mode or a tensor subclass
 (`at::areAnyTensorSubclassLike`, `FunctionsManual.cpp`) they fill a copy instead, so that the subclass is not
@@ -20,7 +20,6 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mempool.torch.estimate.fake import copies
-from mempool.torch.estimate.fake.meta_results import MetaCache, MetaResult, is_cacheable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,33 +129,25 @@ _GUESS = {
 _DEVICE = torch.ops.prim.device.default
 #: Operation that reads a value.
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
-#: Operations that turn a number's tensor into a fake tensor of the mode.
-_LIFTS = frozenset((torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default))
 _ADD = torch.ops.aten.add.Tensor
 #: Losses whose mean or sum is written into the storage of the elementwise loss, which stays alive.
 _SHRINKING = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 )
-#: Operations applied to counts of batches and steps.
-_NUMBERS = (int, float)
+#: Operations applied to counts of batches and steps, which have a known value.
 _COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
+_NOTHING = object()
 
 
 class ValuelessMode(FakeTensorMode):
-    """FakeTensorMode with shortcuts for operations that only write values.
-
-    Initialising a model and updating parameters take thousands of these; nothing is computed and nothing is
-    allocated, so the argument is the result.
-    """
+    """FakeTensorMode that takes buffers as a real run does, and answers reads of values on request."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._on_guess: Callable[[], object] | None = None
-        self._meta_cache = MetaCache(self)
         self.accumulation = InPlaceAccumulation()
         self._nested = 0  # operations that are being found out
-        self.cache_enabled = False  # PyTorch's own cache, which would add a lookup and an insertion
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
         """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
@@ -178,59 +169,35 @@ class ValuelessMode(FakeTensorMode):
             self._on_guess = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and not self.in_kernel_invocation and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # requested several times in each operation
-        shortcut = _SHORTCUTS.get(func)
-        if shortcut is None:
-            shortcut = _SHORTCUTS[func] = _shortcut_of(func)
-        if shortcut is _SHRINK:
-            return self._shrunk(self._dispatch_usual(func, types, args, kwargs), args)
-        if shortcut not in _BY_KIND:
-            answer = self._dispatch_shortcut(shortcut, func, args, kwargs)
+        if args and type(args[0]) is FakeTensor:
+            if func is _DEVICE and not self.in_kernel_invocation:
+                return args[0].fake_device  # requested several times in each operation
+            answer = self._known(func, args, kwargs)
             if answer is not _NOTHING:
                 return answer
-        if shortcut in _REMEMBERED and not self.in_kernel_invocation:
-            made = self._dispatch_cached(
-                in_place(func) if shortcut is _OUT_OF_PLACE else func, types, args, kwargs
-            )
-            if shortcut is _ONES:
-                copies.mark_result(func, args, made)
-            return made
-        return self._dispatch_usual(func, types, args, kwargs)
-
-    def _dispatch_usual(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return PyTorch's own result, which may decompose the operation into others that reach this mode."""
+        if func in IN_PLACE:
+            func = in_place(func)
         self._nested += 1
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._nested -= 1
+        if func in copies.ONES_OPERATIONS:
+            copies.mark_result(func, args, result)
+        return self._shrunk(result, args) if func in _SHRINKING else result
 
-    def _shrunk(self, loss: Any, args: Any) -> Any:
-        """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
-        whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
-        if loss.dim() or not whole:
-            return loss
-        storage = torch.empty(whole, dtype=loss.dtype, device="meta")
-        return self._meta_cache.tensor(storage.as_strided((), ()))
-
-    def _dispatch_shortcut(self, shortcut: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a result that does not depend on sizes, or _NOTHING."""
-        if shortcut is _UPDATE:
-            return None if all(map(_is_plain, args[0])) else _NOTHING
-        if shortcut is _LIFT:
-            return self._constant(args[0]) if _is_number(args[0]) else _NOTHING
-        if type(args[0]) is not FakeTensor:
-            return _NOTHING
+    def _known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a result that needs no inference, or _NOTHING."""
         constant = args[0].constant
-        if shortcut is _FILL and constant is None:
-            return args[0]
-        if shortcut is _READ:
+        if func is _READ_VALUE:
             return self._read(func, args[0], constant)
-        if shortcut is _ACCUMULATE:
-            meets = constant is None and not self._nested and self.accumulation.in_place(args, kwargs)
-            return args[0] if meets else _NOTHING
-        if func in _COUNTS and constant is not None and all(type(value) in _NUMBERS for value in args[1:]):
+        if func is _ADD and constant is None and not self._nested:
+            return args[0] if self.accumulation.in_place(args, kwargs) else _NOTHING
+        if (
+            func in _COUNTS
+            and constant is not None
+            and all(type(value) in (int, float) for value in args[1:])
+        ):
             with _DisableTorchDispatch():
                 func(constant, *args[1:])
             return args[0]
@@ -246,85 +213,16 @@ class ValuelessMode(FakeTensorMode):
         self._on_guess()
         return _GUESS.get(tensor.dtype, 1.0)
 
-    def _constant(self, number: torch.Tensor) -> FakeTensor:
-        """Turn a number's tensor into a fake tensor with a known value, as FakeTensorMode does."""
+    def _shrunk(self, loss: Any, args: Any) -> Any:
+        """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
+        whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        if loss.dim() or not whole:
+            return loss
         with _DisableTorchDispatch():
-            value = number.clone()
-            made = self._meta_cache.tensor(torch.empty_like(number, device="meta"))
-        made.constant = value
-        self.fake_tensor_converter.add_constant_storage_mapping(made)
-        self.fake_tensor_converter.set_tensor_memo(value, made)
-        return made
-
-    def _dispatch_cached(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return the cached result, or else PyTorch's, which is then cached."""
-        cache = self._meta_cache
-        key = cache.key(func, args, kwargs)
-        answer = None if key is None else cache.lookup(key, args, kwargs or {})
-        if isinstance(answer, MetaResult):
-            return cache.materialize(answer, args)
-        result = self._dispatch_usual(func, types, args, kwargs)
-        if key is not None and answer is False:
-            cache.store(key, func, args, kwargs, result)
-        return result
+            storage = torch.empty(whole, dtype=loss.dtype, device="meta")
+            return FakeTensor(self, storage.as_strided((), ()), torch.device("cpu"))
 
 
 def fake_mode() -> FakeTensorMode:
     """Return the active fake mode, whose tensors a job may use, or a new mode."""
     return detect_fake_mode() or ValuelessMode()
-
-
-_USUAL, _FILL, _UPDATE, _OUT_OF_PLACE = "usual", "fill", "update", "out of place"
-_READ, _LIFT, _COUNT, _ACCUMULATE, _KNOWN, _SHRINK = "look", "lift", "count", "meet", "known", "shrink"
-_ONES = "ones"
-_REMEMBERED = frozenset((_KNOWN, _ONES, _COUNT, _ACCUMULATE, _OUT_OF_PLACE))
-#: Shortcuts that depend only on the kinds of the arguments.
-_BY_KIND = frozenset((_KNOWN, _ONES, _USUAL))
-_NOTHING = object()
-#: Shortcut of each operation seen so far.
-_SHORTCUTS: dict[Any, str] = {}
-#: Operations that fill a tensor from numbers, and return the tensor.
-_FILLS = frozenset(
-    f"aten::{name}" for name in ("uniform_", "normal_", "zero_", "fill_.Scalar", "erfinv_", "clamp_")
-)
-
-
-def _shortcut_of(operation: Any) -> str:
-    name = operation.name()
-    if name in _FILLS:
-        return _FILL
-    if operation in IN_PLACE:
-        return _OUT_OF_PLACE
-    if operation is _READ_VALUE:
-        return _READ
-    if operation in _LIFTS:
-        return _LIFT
-    if operation in _SHRINKING:
-        return _SHRINK
-    if operation in _COUNTS:
-        return _COUNT
-    if operation is _ADD:
-        return _ACCUMULATE
-    if operation in copies.ONES_OPERATIONS:
-        return _ONES
-    updates = name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
-    if updates and not operation._schema.returns:
-        return _UPDATE
-    return _KNOWN if is_cacheable(operation) else _USUAL
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is fake without a known value."""
-    return type(tensor) is FakeTensor and tensor.constant is None
-
-
-def _is_number(tensor: Any) -> bool:
-    """Return whether a tensor is real and holds at most one number."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.numel() <= 1
-        and not tensor.dtype.is_complex
-        and not tensor.requires_grad
-    )

@@ -19,8 +19,8 @@ from mempool.torch.estimate.inputs import Arguments, batch_of, call_arguments, i
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.sources import transformers_models
 from mempool.torch.estimate.sources.optimizers_and_losses import resolve_names
-from mempool.torch.estimate.sources.scripts import fake_execution, load_module, load_script
-from mempool.torch.estimate.sources.targets import Sizes, Target, called_target, fresh_tensor, model_copies
+from mempool.torch.estimate.sources.scripts import fake_execution, load_module, load_script, without_training
+from mempool.torch.estimate.sources.targets import Sizes, Target, fresh_tensor, model_copies
 from mempool.torch.estimate.sources.transformers_models import (
     TransformersModel,
     known_names,
@@ -30,9 +30,8 @@ from mempool.torch.estimate.sources.transformers_models import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
-    from mempool.torch.estimate.sources.call_spy import CallRecord
-    from mempool.torch.estimate.sources.scripts import Loaded
     from mempool.torch.model_spec import ModelSpec
 
 _FACTORIES = ("model", "make_model", "build_model", "get_model", "create_model", "make", "build", "job")
@@ -72,38 +71,18 @@ def transformers_target(found: TransformersModel, sizes: Sizes) -> Target:
     )
 
 
-def program_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
-    """Return the target named in a module; without a name, the called or only model.
+def module_target(module: ModuleType, spec: ModelSpec, sizes: Sizes) -> Target:
+    """Return the target named in a module; without a name, the only model.
 
     Raises:
         UsageError: the name is missing, not usable, or several models qualify.
     """
-    target = _loaded_target(loaded, spec, sizes)
-    saved = (
-        f"{spec.where}'s {name}(...) was passed over" for name in dict.fromkeys(loaded.record.passed_over)
-    )
-    if "optimizer" not in target.attributes and _trains_itself(loaded.module, spec):
-        target = replace(target, notes=(*target.notes, _NOT_LIGHTNING.format(spec.name)))
-    eager = [f"{compiler} is left out: {EAGER}" for compiler in loaded.record.eager]
-    caught = [f"{spec.where} catches all exceptions, and was ended behind its first backward all the same"]
-    return replace(target, notes=(*target.notes, *eager, *saved, *(caught * loaded.record.swallowed)))
-
-
-def _trains_itself(module: Any, spec: ModelSpec) -> bool:
-    value = _attribute(module, spec) if spec.name else None
-    return any(hasattr(value, name) for name in ("configure_optimizers", "training_step"))
-
-
-def _loaded_target(loaded: Loaded, spec: ModelSpec, sizes: Sizes) -> Target:
-    if spec.name:
-        return _object_target(
-            _attribute(loaded.module, spec), spec.name, spec.arguments, sizes, loaded.record
-        )
-    record = loaded.record
-    if record.call is not None and (record.trains or sizes.inputs is None):
-        return called_target(record, spec)
-    name, value = _only_model(loaded.module, spec)
-    return _object_target(value, name, {}, sizes, record)
+    name, value = (spec.name, _attribute(module, spec)) if spec.name else _only_model(module, spec)
+    target = _object_target(value, name, spec.arguments if spec.name else {}, sizes)
+    trains_itself = any(hasattr(value, method) for method in ("configure_optimizers", "training_step"))
+    if trains_itself and "optimizer" not in target.attributes:
+        target = replace(target, notes=(*target.notes, _NOT_LIGHTNING.format(name)))
+    return target
 
 
 def _attribute(module: Any, spec: ModelSpec) -> Any:
@@ -143,7 +122,7 @@ def _only_model(module: Any, spec: ModelSpec) -> tuple[str, Any]:
             names = ", ".join(f"{spec.where}:{name}" for name in distinct.values())
             raise UsageError(f"{spec.where} has several models: say which, {names}")
     hint = f"; say {spec.where}:{next(iter(classes))}(...) with its arguments" if classes else ""
-    program = "; --main runs it as a program, to its first backward" if spec.kind == "script" else ""
+    program = "; --main runs it as a program" if spec.kind == "script" else ""
     raise UsageError(
         f"{spec.where} has no model at its top level, nor a class without arguments{hint}{program}"
     )
@@ -164,7 +143,7 @@ def _required(value: Any) -> list[str]:
     ]
 
 
-def _object_target(value: Any, name: str, given: dict[str, Any], sizes: Sizes, record: CallRecord) -> Target:
+def _object_target(value: Any, name: str, given: dict[str, Any], sizes: Sizes) -> Target:
     if isinstance(value, nn.Module):
         if given:
             raise UsageError(f"{name} is a model already: it takes no arguments")
@@ -173,12 +152,6 @@ def _object_target(value: Any, name: str, given: dict[str, Any], sizes: Sizes, r
         return _function_target(value, name, given, sizes)
     else:
         raise UsageError(f"{name} is a {type(value).__name__}, neither a model nor what makes one")
-    call = record.call
-    if call is not None and call.module is value:
-        attributes = {"autocast": call.autocast}
-        return replace(
-            _example_target((call.args, call.kwargs), title, make), attributes=attributes, notes=notes
-        )
     return replace(_with_own_inputs(value, title, make, sizes), notes=notes)
 
 
@@ -197,7 +170,7 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
         }
         return function(**(more | given))
 
-    with fake_execution(), explain_failures(f"making {name}"):
+    with fake_execution(), without_training(), explain_failures(f"making {name}"):
         made = called(usual)
     if isinstance(made, Job):
         attributes = {
@@ -318,17 +291,14 @@ def _with_own_inputs(model: nn.Module, title: str, make: Callable[[], nn.Module]
     return Target(title, make)
 
 
-#: Scripts that were run, by path, arguments and mode.
-Scripts = dict[tuple[Any, ...], "Loaded"]
-
-
-def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -> Target:
+def find_target(spec: ModelSpec, sizes: Sizes, scripts: dict[str, ModuleType] | None = None) -> Target:
     """Return the target of a name.
 
     Args:
         spec: the model.
         sizes: of the model's inputs.
-        scripts: scripts run before in the same fake mode, so that a sweep runs a script once; added to.
+        scripts: scripts imported before in the same fake mode, by path, so that a sweep imports a script
+            once; added to.
 
     Raises:
         UsageError: the name is unknown or not usable; the message lists similar names.
@@ -337,7 +307,7 @@ def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -
     if spec.kind == "transformers":
         target = transformers_target(transformers_model(spec.name, spec.arguments, sizes.task), sizes)
     else:
-        target = program_target(_loaded(spec, sizes, {} if scripts is None else scripts), spec, sizes)
+        target = module_target(_loaded(spec, {} if scripts is None else scripts), spec, sizes)
     if sizes.inputs is not None:
         shapes = [size for tensor in sizes.inputs for size in tensor.shape]
         uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
@@ -355,12 +325,11 @@ def find_target(spec: ModelSpec, sizes: Sizes, scripts: Scripts | None = None) -
     return target
 
 
-def _loaded(spec: ModelSpec, sizes: Sizes, scripts: Scripts) -> Loaded:
+def _loaded(spec: ModelSpec, scripts: dict[str, ModuleType]) -> ModuleType:
     if spec.kind == "script":
-        key = spec.where, tuple(sizes.arguments), sizes.main
-        if key not in scripts:
-            scripts[key] = load_script(spec.where, sizes.arguments, main=sizes.main)
-        return scripts[key]
+        if spec.where not in scripts:
+            scripts[spec.where] = load_script(spec.where)
+        return scripts[spec.where]
     try:
         return load_module(spec.where)
     except UsageError as error:

@@ -98,7 +98,7 @@ def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function_of_module(spec: ModelSpec) -> Any:
-    module = (load_script if spec.kind == "script" else load_module)(spec.where).module
+    module = (load_script if spec.kind == "script" else load_module)(spec.where)
     if not spec.name or not callable(found := getattr(module, spec.name, None)):
         raise UsageError(f"{spec.where} has no function {spec.name!r}")
     return found

@@ -1,14 +1,18 @@
-"""Decisions of a program by values of tensors: lines found in its source, and checks for finite numbers."""
+"""Reads of values by a program whose tensors have none: answers, and the lines that decide by them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import linecache
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mempool.torch.estimate.options import OPTIONS
 
@@ -17,12 +21,90 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_OTHERS = (
+    str(Path(__file__).parents[3]),
+    str(Path(torch.__file__).parent),
+    str(contextlib.__file__),
+    "<",
+)
+_aten = torch.ops.aten
+#: Random indices and orders, which hosts read.
+_DRAWN = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name, overloads in (
+        ("randint", "default low generator low_generator"),
+        ("randperm", "default generator"),
+    )
+    for overload in overloads.split()
+)
 _ATTRIBUTE = "_mempool_true_if_finite"
 _FALSE = frozenset(("isnan", "isinf", "isposinf", "isneginf"))
 _KEPT = frozenset(("any", "all", "bool", "view", "reshape", "flatten", "detach", "cpu", "to"))
 _NOT = frozenset(("logical_not", "bitwise_not", "__invert__"))
 _OR = frozenset(("logical_or", "bitwise_or", "__or__", "__ror__"))
 _AND = frozenset(("logical_and", "bitwise_and", "__and__", "__rand__"))
+
+
+class ValueReads(TorchDispatchMode):
+    """Dispatch mode that answers a program's reads: zero for numbers, false for conditions.
+
+    Conditions on NaN and infinity get the answer for finite numbers, and assertions hold; if another answer
+    decides on the course of the program, or a whole number may become a size, the line is added to
+    ``decisions``. Random indices and orders have values.
+    """
+
+    def __init__(self, decisions: list[str]) -> None:
+        super().__init__()
+        self._decisions = decisions
+        self._known: dict[tuple[str, int], bool] = {}  # whether an assertion reads, by line
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].constant is None:
+            if (truth := true_if_finite(args[0])) is not None:
+                return truth
+            return self._answer(args[0].dtype)
+        result = func(*args, **(kwargs or {}))
+        if func in _DRAWN and result.numel() <= OPTIONS.known_elements:
+            with _disable_current_modes():
+                result.constant = func(*args, **(kwargs or {}))
+            result.fake_mode.fake_tensor_converter.add_constant_storage_mapping(result)
+        return result
+
+    def _answer(self, dtype: torch.dtype) -> bool | float:
+        whole = not (dtype is torch.bool or dtype.is_floating_point or dtype.is_complex)
+        asserted = self._note(program_frames(), whole=whole)
+        return asserted if dtype is torch.bool else 0 if whole else 0.0
+
+    def _note(self, frames: Sequence[FrameType], *, whole: bool) -> bool:
+        """Note the decision for which a value is read, once; return whether an assertion reads the value."""
+        if not frames:
+            return False
+        line = frames[0].f_code.co_filename, frames[0].f_lineno
+        if line not in self._known:
+            self._known[line] = _is_asserted(frames[0])
+            found = decision(frames, whole=whole)
+            known = {decided.partition(" (in ")[0] for decided in self._decisions}
+            if found and found.partition(" (in ")[0] not in known:
+                self._decisions.append(found)
+        return self._known[line]
+
+
+def program_frames() -> list[FrameType]:
+    """Return the frames of the program, innermost first: those outside PyTorch and this package."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OTHERS):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _is_asserted(frame: FrameType) -> bool:
+    scope = _scope(frame)
+    read = _Span.of(frame)
+    nodes = () if scope is None else _own_nodes(scope)
+    return any(isinstance(node, ast.Assert) and read.within(node) for node in nodes)
 
 
 class FiniteNumbers(TorchFunctionMode):
@@ -62,10 +144,16 @@ def _truth(name: str, args: Any) -> bool | None:
 
 #: Functions whose arguments become sizes or counts of rounds.
 _COUNTING = frozenset(("range", "int", "ceil", "floor"))
+_COUNTING_WHOLE = _COUNTING - {"int"}  #: for a value that is a whole number already
+#: Functions that report and summarize numbers, by their last names.
+_REPORTS = """
+    abs add add_scalar add_scalars append debug dict dump dumps error extend float format info int item list
+    log log_dict log_metrics max mean min print report round set set_description set_postfix step str sum
+    tuple update warning write
+"""
+_REPORTING = frozenset(_REPORTS.split())
 #: Functions that test whether a number is finite, which holds in a sound run.
 _FINITE = frozenset(("isfinite", "isnan", "isinf"))
-#: Methods of tensors that read their values.
-_READING = frozenset(("item", "tolist"))
 #: Parts of the paths of installed libraries.
 INSTALLED = ("site-packages", "dist-packages")
 #: Methods that store their arguments in their object.
@@ -74,7 +162,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 
 
-def decision(frames: Sequence[FrameType]) -> str:
+def decision(frames: Sequence[FrameType], *, whole: bool = False) -> str:
     """Return file and line of the decision for which a value is read, or "" if the value decides nothing.
 
     The value is followed through the names to which the reading function assigns it and, if that function
@@ -83,13 +171,14 @@ def decision(frames: Sequence[FrameType]) -> str:
 
     Args:
         frames: of the program at the read of the value, innermost first.
+        whole: whether the value is a whole number, which decides if it becomes an index or an argument.
     """
     for frame in frames[: OPTIONS.calling_frames]:
         file = frame.f_code.co_filename
         scope = _scope(frame)
         if scope is None:
             return f"{file}:{frame.f_lineno}"  # no source to analyse
-        found = _Flow(scope, _Span.of(frame), asks=frame is frames[0])
+        found = _Flow(scope, _Span.of(frame), asks=frame is frames[0], whole=whole)
         if found.decides:
             return _place(file, found.decides, frames)
         if not found.returns:
@@ -107,33 +196,6 @@ def _place(file: str, line: int, frames: Iterable[FrameType]) -> str:
             within = file.rpartition(f"{part}/")[2]
             return f"{own_frames[0].f_code.co_filename}:{own_frames[0].f_lineno} (in {within}:{line})"
     return f"{file}:{line}"
-
-
-def later_decisions(frames: Iterable[FrameType]) -> list[str]:
-    """Return files and lines of decisions by values in the source of the program's functions.
-
-    These functions run no further: decisions after a backward are found from the source alone.
-
-    Args:
-        frames: of the program at the backward; frames of installed libraries are left out.
-    """
-    found: dict[str, None] = {}
-    for frame in frames:
-        file = frame.f_code.co_filename
-        scope = None if any(part in file for part in INSTALLED) else _scope(frame)
-        for line in () if scope is None else _written(scope):
-            found[f"{file}:{line}"] = None
-    return list(found)
-
-
-def _written(scope: ast.AST) -> Iterator[int]:
-    """Yield the lines of decisions by results of reading methods of tensors."""
-    reads = [
-        node
-        for node in _own_nodes(scope)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READING
-    ]
-    yield from filter(None, (_Flow(scope, _Span.at(node), asks=False).decides for node in reads))
 
 
 def _scope(frame: FrameType) -> ast.AST | None:
@@ -176,11 +238,6 @@ class _Span(NamedTuple):
             return cls(frame.f_lineno, 0, frame.f_lineno, 0)
         return cls(line, column, end_line, end_column)
 
-    @classmethod
-    def at(cls, node: Any) -> _Span:
-        """Return the span of a node."""
-        return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-
     def within(self, node: Any) -> bool:
         """Return whether a node of the source contains the span."""
         starts = (node.lineno, node.col_offset) <= (self.line, self.column or node.col_offset)
@@ -200,7 +257,7 @@ class _Flow:
         returns: whether the function returns the value.
     """
 
-    def __init__(self, scope: ast.AST, read: _Span, *, asks: bool) -> None:
+    def __init__(self, scope: ast.AST, read: _Span, *, asks: bool, whole: bool) -> None:
         self._read, self._names = read, set[str]()
         self._nodes = list(_own_nodes(scope))
         self.decides, self.returns = 0, False
@@ -211,13 +268,12 @@ class _Flow:
             before = len(self._names)
             for node in self._nodes:
                 self._pass_on(node)
-        tests = [
-            test.lineno
-            for node in self._nodes
-            for test in _tests(node)
-            if self._has(test) or (asks and read.holds(test))
-        ]
-        self.decides = min(tests, default=0)
+        counting = _COUNTING_WHOLE if whole else _COUNTING
+        tests = [test for node in self._nodes for test in _tests(node, counting)]
+        sizes = [size for node in self._nodes for size in _sizes(node)] if whole else []
+        decides = [test for test in tests if self._has(test) or (asks and read.holds(test))]
+        decides += [size for size in sizes if self._has(size)]
+        self.decides = min((test.lineno for test in decides), default=0)
         self.returns = any(
             self._has(node.value)
             for node in self._nodes
@@ -253,7 +309,16 @@ def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def _tests(node: ast.AST) -> Iterable[ast.expr]:
+def _sizes(node: ast.AST) -> Iterable[ast.expr]:
+    """Return the expressions in a node whose whole numbers may become sizes: indices and arguments."""
+    if isinstance(node, ast.Subscript):
+        return (node.slice,)
+    if isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] not in _REPORTING:
+        return (*node.args, *(keyword.value for keyword in node.keywords))
+    return ()
+
+
+def _tests(node: ast.AST, counting: frozenset[str]) -> Iterable[ast.expr]:
     """Return the expressions in a node by which the program decides on its course."""
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         return (node.test,)
@@ -261,7 +326,7 @@ def _tests(node: ast.AST) -> Iterable[ast.expr]:
         return node.ifs
     if isinstance(node, ast.Match):
         return (node.subject,)
-    if isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] in _COUNTING:
+    if isinstance(node, ast.Call) and _name(node.func).rpartition(".")[2] in counting:
         return node.args
     return ()
 

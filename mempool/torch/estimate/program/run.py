@@ -1,0 +1,195 @@
+"""Run of a program on tensors without memory, in a process of its own, and its trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mempool.torch.estimate.attribution import steps_of
+from mempool.torch.estimate.failures import BrokenScriptError
+from mempool.torch.estimate.options import OPTIONS
+from mempool.torch.estimate.result import AS_FAR_AS_RAN, Caveat
+from traces.formats.parquet import read_trace
+from traces.trace import EventType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from traces import Trace
+
+REHEARSE = "a CUDA build of PyTorch runs the program itself: pip install torch, then mempool rehearse {}"
+#: What a program finds where it reads values.
+GUESSES = "conditions are taken to be false, and numbers zero"
+_TRACE, _RESULT = "step.trace", "result.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program to run.
+
+    Attributes:
+        path: of the script.
+        arguments: the script's arguments in ``sys.argv``.
+        folder: gets the trace, the result, and what the program would write over.
+        device: "cuda" or "cpu": the device of the real run.
+        capability: compute capability of the device.
+        steps: optimizer steps after which the program ends.
+        seconds: time without an optimizer step after which the program ends.
+    """
+
+    path: str
+    arguments: tuple[str, ...]
+    folder: str
+    device: str = "cuda"
+    capability: tuple[int, int] = (8, 0)
+    steps: int = OPTIONS.program_steps
+    seconds: float = OPTIONS.program_seconds
+
+
+@dataclass
+class Result:
+    """The end of a program, as the program's process reports it.
+
+    Attributes:
+        ended: "steps", "program" for the program's own end, "seconds", or "error".
+        line: place at which the program ended, as ``file:line``.
+        message: error, in one line.
+        steps: optimizer steps.
+        decisions: lines that decide on the course of the program by values.
+        notes: sentences for the user.
+    """
+
+    ended: str = "error"
+    line: str = ""
+    message: str = ""
+    steps: int = 0
+    decisions: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, folder: str) -> None:
+        """Write the result into the folder of a run."""
+        Path(folder, _RESULT).write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """A program that ran on tensors without memory.
+
+    Attributes:
+        trace: allocations of the program on the device, with unrounded sizes.
+        mode: "train", or "inference" for a program without a backward pass.
+        batches: batches whose gradients make one optimizer step.
+        notes: sentences for the user.
+        caveats: reasons why the trace does not settle whether the program fits.
+    """
+
+    trace: Trace
+    mode: str
+    batches: int
+    notes: list[str]
+    caveats: list[Caveat]
+
+
+def run_program(
+    path: str,
+    arguments: Sequence[str] = (),
+    *,
+    device: str = "cuda",
+    capability: tuple[int, int] = (8, 0),
+    seconds: float = OPTIONS.program_seconds,
+) -> ProgramRun:
+    """Run a script as a program on tensors without memory, for some optimizer steps.
+
+    The program's output goes to stderr.
+
+    Args:
+        path: of the script.
+        arguments: the script's arguments in ``sys.argv``.
+        device: "cuda" or "cpu": the device of the real run.
+        capability: compute capability of the device.
+        seconds: time without an optimizer step after which the program ends.
+
+    Raises:
+        OSError: the file cannot be read.
+        BrokenScriptError: the program fails; the message says where and why.
+    """
+    Path(path).read_bytes()
+    with tempfile.TemporaryDirectory(prefix="mempool-fit-") as folder:
+        request = Request(path, tuple(arguments), folder, device, capability, seconds=seconds)
+        _run_child(request)
+        result = _result(request)
+        if result.ended == "error":
+            raise BrokenScriptError(_failure(request, result))
+        trace = read_trace(Path(folder, _TRACE))
+    marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
+    return ProgramRun(
+        trace,
+        "train" if "backward" in marks else "inference",
+        _batches(trace),
+        result.notes,
+        list(_caveats(request, result)),
+    )
+
+
+def _run_child(request: Request) -> None:
+    """Run the program's process to its end; Ctrl-C ends it, too."""
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
+    text = json.dumps(dataclasses.asdict(request))
+    command = [sys.executable, "-m", "mempool.torch.estimate.program.child", text]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
+    try:
+        code = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    if not Path(request.folder, _RESULT).is_file():
+        Result(message=f"the program's process ended by exit code {code}").write(request.folder)
+
+
+def _result(request: Request) -> Result:
+    values: dict[str, Any] = json.loads(Path(request.folder, _RESULT).read_text("utf-8"))
+    return Result(**values)
+
+
+def _failure(request: Request, result: Result) -> str:
+    behind = (
+        f" (behind {result.decisions[-1]}, which decides by a value: {GUESSES})" if result.decisions else ""
+    )
+    place = result.line or request.path
+    ranks = "--ranks 2 " * ("torch.distributed" in result.message)
+    return f"{place}: {result.message}{behind}; {REHEARSE.format(ranks + request.path)}"
+
+
+def _caveats(request: Request, result: Result) -> Iterator[Caveat]:
+    if result.decisions:
+        shown = result.decisions[: OPTIONS.message_lines]
+        more = len(result.decisions) - len(shown)
+        lines = ", ".join(shown) + (f" and {more} more" if more else "")
+        verb = "decides" if len(result.decisions) == 1 else "decide"
+        reason = f"{lines} {verb} by values of tensors, unknown before the run: {GUESSES}"
+        yield Caveat(AS_FAR_AS_RAN, reason)
+    if result.ended == "seconds":
+        waited = f"{request.path} made no optimizer step within {request.seconds:g} s"
+        yield Caveat(AS_FAR_AS_RAN, f"{waited} and was ended at {result.line}")
+
+
+def _batches(trace: Trace) -> int:
+    """Return the number of backward passes between the last two ends of optimizer steps, at least 1."""
+    ends = steps_of(trace)
+    if "backward" not in trace.names or not len(ends):
+        return 1
+    passes = np.flatnonzero(
+        (trace.kind == EventType.MARK) & (trace.operation == trace.names.index("backward"))
+    )
+    begin = ends[-2] if len(ends) > 1 else 0
+    return max(1, int(((passes > begin) & (passes < ends[-1])).sum()))
