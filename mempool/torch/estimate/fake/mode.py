@@ -32,7 +32,7 @@ _SELECTING = frozenset(
     for name in ("Sort", "Topk", "Kthvalue", "Median", "Nanmedian", "Mode", "Max", "Min")
     for number in (0, 1)
 )
-#: For each out-of-place operation: the nodes that apply it to zeros of their own, and the in-place form of a
+#: For each out-of-place operation: the nodes that apply it to a tensor of their own, and the in-place form of a
 #: real run.
 IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.scatter_add.default: (
@@ -43,6 +43,10 @@ IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.index_add.default: (frozenset({"IndexSelectBackward0"}), _aten.index_add_.default),
     _aten.index_put.default: (frozenset({"IndexBackward0"}), _aten.index_put_.default),
     _aten.put.default: (frozenset({"TakeBackward0"}), _aten.put_.default),
+    _aten.masked_fill.Scalar: (  # since PyTorch 2.14
+        frozenset({"MaximumBackward0", "MinimumBackward0"}),
+        _aten.masked_fill_.Scalar,
+    ),
     _aten.index_fill.int_Scalar: (frozenset({"TraceBackward0"}), _aten.index_fill_.int_Scalar),
     _aten.index_fill.int_Tensor: (frozenset({"TraceBackward0"}), _aten.index_fill_.int_Tensor),
 }
