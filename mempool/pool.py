@@ -347,6 +347,7 @@ class Pool:
             client_stats=self.client.stats(),
             core_stats=self.core.stats(),
             divergences=self.client.divergences(),
+            decisions=self.client.decisions(),
             planned=self.planned,
             plans=self.plans,
             arena_used_bytes=sum(end - begin for begin, end in self.core.arena_ranges()),
