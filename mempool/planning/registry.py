@@ -42,6 +42,7 @@ class PlanRegistry:
         self._client, self._framework = client, framework
         self._plans: dict[int, PlannedPattern] = {}  # by the id in the core, the latest first
         self._loaded: PlannedPattern | None = None
+        self._are_remembered = False  # true: the pool chose the loaded plans
         self._warned_foreign = False
         self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
         self._installed_at = 0, 0  # hits and strays when a plan was installed last
@@ -68,7 +69,7 @@ class PlanRegistry:
         ids[first.key] = self._client.load(first.native_warm_up(), first.native(), unsure=True)
         self.latest = self._loaded = loaded.plans[0]
         self._plans = {ids[planned.key]: planned for planned in loaded.plans}
-        self._warned_foreign = loaded.remembered
+        self._are_remembered = self._warned_foreign = loaded.remembered
         self.refresh()
 
     def refresh(self) -> None:
@@ -155,10 +156,11 @@ class PlanRegistry:
     def are_useless(self) -> bool:
         """Return true if the program hardly ever followed the plans, which then only cost time and memory.
 
-        Plans that were followed for long stay, since the program may return to their patterns. A loaded plan
-        stays too: the program may be about to begin the planned iterations, and those of plans made since.
+        Plans that were followed for long stay, since the program may return to their patterns. A plan file's
+        plans stay too: the program may be about to begin the planned iterations, and those of plans made
+        since. Remembered plans stay until this run makes a plan.
         """
-        if self._loaded is not None or self.latest is None:
+        if self._loaded_plans_stay() or self.latest is None:
             return False
         hits, strays = self._followed_since(self._dropped_at)
         return strays >= OPTIONS.max_strays and hits < strays * OPTIONS.min_hit_rate
@@ -170,7 +172,7 @@ class PlanRegistry:
 
     def allocations_until_verdict(self) -> int:
         """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
-        if self._loaded is not None:
+        if self._loaded_plans_stay():
             hits, strays = self._followed()
             return NEVER if self._warned_foreign else self._least_to_judge() - hits - strays
         if self.latest is None:
@@ -197,6 +199,10 @@ class PlanRegistry:
             log.warning(
                 "hardly anything follows the plan so far%s: is it another program's or model's?", made
             )
+
+    def _loaded_plans_stay(self) -> bool:
+        """Return true if there are loaded plans that stay even if the program does not follow them."""
+        return self._loaded is not None and not (self._are_remembered and self.made)
 
     def _least_to_judge(self) -> int:
         assert self._loaded is not None

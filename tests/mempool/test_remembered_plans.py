@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from pools import simulated
 
 from mempool import Pool, UsageError, _core
 from mempool.planning import remembered_plans
+from mempool.planning.options import OPTIONS
 from mempool.settings import settings
 
 if TYPE_CHECKING:
@@ -201,6 +203,22 @@ def test_plan_of_a_changed_program_is_replaced() -> None:
         assert pool.loaded is not None
         assert [len(planned.buffers) for planned in pool.loaded.plans] == [20]
         assert pool.report().to_dict()["plan_active_at_iteration"] == 1
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("remember", [False, True])
+def test_useless_plans_are_dropped_after_a_stale_remembered_plan(remember: bool) -> None:
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    with Pool(simulated(), background=False, remember=remember) as pool:
+        iterate(pool, 6, 20)
+        before = {number for number, _ in pool.client.patterns()}
+        assert pool.plans == 1
+        sizes = random.Random(1)
+        for _ in range(OPTIONS.max_strays + 1000):
+            pool.free(pool.allocate(sizes.randrange(600, 100_000)))
+        pool.plan_now()
+        assert before.isdisjoint(number for number, _ in pool.client.patterns())
 
 
 def test_a_plan_that_the_device_cannot_replay_is_left_aside(cache: Path) -> None:
