@@ -94,7 +94,7 @@ class RememberedPlans:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             write_plans_in_subprocess(plans, str(partial), made_with=made_with)
             partial.replace(self.path)
-            _prune(self._folder.glob("*.plan"), keep=self.path)
+            _prune(self._folder.iterdir(), keep=self.path)  # also parts left by processes that were killed
         except OSError as error:
             log.info("the plan is not remembered: %s", error)
             with contextlib.suppress(OSError):  # a read-only folder

@@ -283,6 +283,18 @@ def test_files_unused_for_longest_are_deleted(cache: Path, monkeypatch: pytest.M
     assert kept == {"first", "third"}
 
 
+def test_parts_left_by_killed_processes_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = remembered_plans.RememberedPlansOptions(max_files=1)
+    monkeypatch.setattr(remembered_plans, "OPTIONS", few)
+    part = cache / "cache" / "plans" / "killed.1234.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    os.utime(part, (0, 0))
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    assert [file.suffix for file in files(cache)] == [".plan"]
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_plan_file_sets_the_remembered_plan_aside(tmp_path: Path) -> None:
     file = str(tmp_path / "own.plan")
