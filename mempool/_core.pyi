@@ -407,6 +407,12 @@ class Client:
 
     def divergences(self) -> list[dict[str, Any]]: ...
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """Return the latest decisions about plans and arena, the oldest first."""
+
+    def note_decision(self, decision: str, *, count: int = 0, times: int = 0, bytes: int = 0) -> None:
+        """Add a decision of the planner."""
+
     @staticmethod
     def last_out_of_memory() -> dict[str, int]: ...
 

@@ -71,7 +71,8 @@ class InputFile:
         skipped: number of omitted events, by reason; None if the first bad event raises an error.
         whole_trace: all events of a trace, of all devices.
         device: the chosen device, or the only one; None where all devices count together.
-        detected_marks: true if the iterations end with the steps of an optimizer that a recorder found.
+        detected_marks: true if the iterations end with the steps of an optimizer that the program need not
+            mark.
     """
 
     format: Literal["trace", "plan", "csv"]
@@ -223,7 +224,8 @@ def _device_of(path: Path, trace: Trace, device: int | None, several: SeveralDev
 
 def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, alignment: int) -> InputFile:
     variants: list[Pattern] = []
-    detected_marks = False
+    # The steps of an estimate are those of the optimizer, whatever the program marks.
+    detected_marks = "clock" in trace.metadata
     if not whole:
         alignment_of_all = max(alignment, trace.alignment)
         variants = _variants(trace, alignment_of_all)
@@ -231,8 +233,8 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
         # trace.
         if _has_automatic_marks_only(trace) and not (variants and is_main_loop(variants, trace)):
             by_steps = _variants(trace, alignment_of_all, automatic_marks=True)
-            detected_marks = bool(by_steps) and is_main_loop(by_steps, trace)
-            variants = by_steps if detected_marks else variants
+            if by_steps and is_main_loop(by_steps, trace):
+                variants, detected_marks = by_steps, True
     for variant in variants:
         _check_sums(path, variant.buffers)
     largest = max(variants, key=lambda variant: peak_load(variant.buffers), default=None)

@@ -101,6 +101,8 @@ class PlanRegistry:
         self.warn_if_foreign(at_last=True)
         pattern = planned.pattern
         instead = instead_of is not None
+        if not instead:
+            self._client.note_decision("period", count=len(pattern.buffers), times=pattern.iterations)
         number = self._client.install(planned.native(counts), pattern.iterations_seen, instead=instead)
         if number == 0:
             self.refresh()

@@ -93,6 +93,7 @@ class Replanner:
             if planned is None or not builder.fits_memory(planned):
                 return done
             log.info("planning around %d buffers that stay in the arena", len(around))
+            self._client.note_decision("around", count=len(around))
             if builder.install(planned, None, instead_of=known):
                 builder.metadata.set_avoided_ranges(planned.key, around)
         return done or bool(blocked)
@@ -146,6 +147,7 @@ class Replanner:
         if planned.plan.arena_bytes >= known.plan.arena_bytes:
             return False
         log.info("a longer search made a smaller arena")
+        self._client.note_decision("smaller", bytes=planned.plan.arena_bytes)
         was = known.key in improvable
         done = builder.install(planned, None, instead_of=known)
         if not was:

@@ -13,9 +13,38 @@ if TYPE_CHECKING:
 
 
 def explain(pool: PoolSnapshot) -> str:
-    """Return the first divergences from the plan, their remedies, and the ranges that the plan avoids."""
+    """Return the first divergences from the plan, their remedies, the ranges avoided, and the decisions."""
     lines = explain_divergences(pool.divergences, pool.client_state["refusal"])
-    return "\n".join([*(lines or [_explain_no_divergences(pool)]), *_avoided_ranges(pool)])
+    lines = lines or [_explain_no_divergences(pool)]
+    return "\n".join([*lines, *_avoided_ranges(pool), *map(_decision, pool.decisions)])
+
+
+#: Text of each decision of the core's decision log.
+DECISIONS = {
+    "period": "found {count:,} allocations that recur, {times:,} times",
+    "planned": "plan {pattern}: {count:,} allocations in {size}",
+    "replaced": "plan {pattern} replaces the one for the same {count:,} allocations: {size}",
+    "jointly": "planned {count:,} variants together",
+    "around": "planned around {count:,} ranges that stay in the arena",
+    "smaller": "searched longer for an arena of {size}",
+    "loaded": "plan {pattern}, from a file, to begin with: {count:,} allocations in {size}",
+    "confirmed": "the program follows the loaded plans",
+    "set_aside": "set the loaded plans aside: the program does not follow them",
+    "superseded": "dropped plan {pattern}: another serves its allocations",
+    "evicted": "evicted plan {pattern}: least recently used",
+    "dropped": "dropped all plans",
+    "arena": "the arena has {size}",
+    "refused": "no arena of {size} for plan {pattern}: {reason}",
+    "converted": "converted the arena of {size} to segments: memory was short",
+    "outgrown": "the iteration is larger than planned: it bypasses the plan",
+}
+
+
+def _decision(entry: dict[str, Any]) -> str:
+    text = DECISIONS[entry["decision"]]
+    reason = REFUSALS.get(entry["refusal"], "")
+    said = text.format(size=binary(entry["bytes"]), reason=reason, **entry)
+    return f"iteration {entry['iteration']:,}: {said}"
 
 
 def _explain_no_divergences(pool: PoolSnapshot) -> str:

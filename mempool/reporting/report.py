@@ -74,6 +74,7 @@ class PoolSnapshot:
         client_stats: counters of the client.
         core_stats: counters of the memory, which several clients may share.
         divergences: first departures from the plan in effect.
+        decisions: latest decisions about plans and arena, the oldest first.
         planned: plan in use or made last, or None.
         plans: number of plans made.
         arena_used_bytes: bytes in use in the arena, by all clients.
@@ -89,6 +90,7 @@ class PoolSnapshot:
     client_stats: dict[str, Any]
     core_stats: dict[str, Any]
     divergences: list[dict[str, Any]]
+    decisions: list[dict[str, Any]]
     planned: PlannedPattern | None
     plans: int
     arena_used_bytes: int

@@ -1,4 +1,4 @@
-"""The core evicts plans; the planner's registry knows the plans that the core knows."""
+"""The core evicts plans; the planner's registry knows the plans that the core knows, and a log says why."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from pools import simulated
 
 from mempool import Pool
+from mempool.reporting.explain import DECISIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,7 @@ def test_evicted_variant_is_planned_again(pool_with_many_variants: Pool) -> None
                 run(pool, variant)
         evicted = [v for v in range(MOST_KNOWN) if allocations(v) not in lengths_known(pool)]
         assert evicted == [MOST_KNOWN - 1]
+        assert [entry["decision"] for entry in pool.client.decisions()].count("evicted") == 1
         hits = [run(pool, MOST_KNOWN - 1) for _ in range(40)]
         assert hits[-3:] == [allocations(MOST_KNOWN - 1)] * 3
 
@@ -77,3 +79,47 @@ def test_saved_plans_leave_out_a_loaded_plan_that_nothing_followed(tmp_path: Pat
             pool.save(written)
     with Pool(simulated(), background=False, plan=second) as pool:
         assert lengths_known(pool) == {allocations(2)}
+
+
+def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
+    file = str(tmp_path / "run.plan")
+    with Pool(simulated(), background=False) as pool:
+        for _ in range(12):
+            run(pool, 1)
+        pool.save(file)
+        decisions = [entry["decision"] for entry in pool.client.decisions()]
+        assert decisions == ["period", "planned", "arena"]
+        assert "found 13 allocations that recur" in pool.explain()
+    for variant, expected in ((1, "the program follows the loaded plans"), (2, "set the loaded plans aside")):
+        with Pool(simulated(), background=False, plan=file) as pool:
+            for _ in range(12):
+                run(pool, variant)
+            assert expected in pool.explain()
+
+
+def test_refused_arena_is_a_decision() -> None:
+    device = simulated()
+    with Pool(device, background=False) as pool:
+        for _ in range(12):
+            run(pool, 1)
+        pool.release()
+        device.set_capacity(400_000)
+        for _ in range(2):
+            pool.free(pool.allocate(40_000))
+            pool.step()
+        [refused] = [entry for entry in pool.client.decisions() if entry["decision"] == "refused"]
+        assert refused["refusal"] == "memory"
+        assert "for plan 1: there is too little memory" in pool.explain()
+
+
+def test_decision_log_is_bounded_and_has_a_text_for_each_decision() -> None:
+    with Pool(simulated(), background=False) as pool:
+        for _ in range(5):
+            for decision in DECISIONS:
+                pool.client.note_decision(decision)
+        logged = [entry["decision"] for entry in pool.client.decisions()]
+        assert len(logged) == 64
+        assert logged[-len(DECISIONS) :] == list(DECISIONS)
+        assert pool.explain().count("iteration 0: ") == 64
+        with pytest.raises(ValueError, match="no decision of this name"):
+            pool.client.note_decision("guessed")

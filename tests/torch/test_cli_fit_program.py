@@ -211,7 +211,7 @@ def test_accumulation_is_the_programs_own(fitted: Any, capsys: pytest.CaptureFix
 
 
 @no_cuda
-def test_notes_name_what_was_left_out(fitted: Any, tmp_path: Path) -> None:
+def test_notes_name_omitted_parts(fitted: Any, tmp_path: Path) -> None:
     """A compiler, a file that keeps its content, and the build without CUDA."""
     (tmp_path / "last.pt").write_bytes(b"weeks of work")
     lines = "model = torch.compile(model)\ntorch.save(model.state_dict(), 'last.pt')\nx, y ="

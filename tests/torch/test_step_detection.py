@@ -211,6 +211,34 @@ def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, cli: Cli, on
     assert found == expected
 
 
+def test_plan_of_an_estimate_is_followed_by_the_unmarked_program(
+    tmp_path: Path, cli: Cli, one_thread: None
+) -> None:
+    file, plan = tmp_path / "fit.trace", tmp_path / "fit.plan"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(5)])\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(4):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(320, 96)).square().mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    cli.run(f"fit {script} --main --device cpu --trace {file}")
+    cli.run("plan", str(file), "-o", str(plan))
+    with mempool.torch.install(device="cpu", background=False, plan=str(plan)) as pool:
+        training = Training(lambda: 5)
+        training.step()
+        before = pool.client.stats()["outcomes"]
+        for _ in range(3):
+            training.step()
+        missed = {k: n - before[k] for k, n in pool.client.stats()["outcomes"].items() if n > before[k]}
+        hits = missed.pop("hit")
+        assert hits >= 0.75 * (hits + sum(missed.values())), missed
+        assert pool.report().to_dict()["iterations"] == 4
+
+
 def planned_from(tmp_path: Path, cli: Cli, program: Callable[[], None], **options: Any) -> dict[str, Any]:
     """What ``mempool plan`` says of a program's trace."""
     file = str(tmp_path / "run.trace")

@@ -159,6 +159,31 @@ nb::typed<nb::list, Items> divergences(Client& client) {
   return list;
 }
 
+nb::typed<nb::list, Items> decisions(Client& client) {
+  nb::typed<nb::list, Items> list;
+  for (const DecisionLog::Entry& one : patiently(client.pool(), [&] { return client.decisions(); })) {
+    nb::dict d;
+    d["iteration"] = one.iteration;
+    d["decision"] = kDecisionNames[static_cast<std::size_t>(one.decision)];
+    d["pattern"] = one.pattern;
+    d["count"] = one.count;
+    d["times"] = one.times;
+    d["bytes"] = one.bytes;
+    d["refusal"] = one.decision == Decision::refused ? kRefusalNames[one.count] : "";
+    list.append(d);
+  }
+  return list;
+}
+
+void note_decision(Client& client, const std::string& name, std::uint64_t count, std::uint64_t times, std::uint64_t bytes) {
+  const auto found = std::find(kDecisionNames.begin(), kDecisionNames.end(), name);
+  if (found == kDecisionNames.end()) throw std::invalid_argument("no decision of this name");
+  patiently(client.pool(), [&] {
+    const Guarded guard(client.pool().lock);
+    client.decide(static_cast<Decision>(found - kDecisionNames.begin()), 0, count, times, bytes);
+  });
+}
+
 // Return true while the interpreter is finalizing, and after the interpreter has ended.
 bool is_over() noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -319,6 +344,9 @@ void bind_client(nb::module_& m) {
            "Return the (begin, end) arena offsets of other clients' plans, dormant ones excepted; disjoint and "
            "in order.")
       .def("divergences", &divergences)
+      .def("decisions", &decisions, "Return the latest decisions about plans and arena, the oldest first.")
+      .def("note_decision", &note_decision, "decision"_a, nb::kw_only(), "count"_a = 0, "times"_a = 0, "bytes"_a = 0,
+           "Add a decision of the planner.")
       .def_static("last_out_of_memory", []() -> nb::typed<nb::dict, nb::str, std::size_t> {
         const OutOfMemory o = Client::last_out_of_memory();
         nb::typed<nb::dict, nb::str, std::size_t> d;

@@ -583,4 +583,9 @@ std::vector<Divergence> Client::divergences() {
   return {divergences_.begin(), divergences_.end()};
 }
 
+std::vector<DecisionLog::Entry> Client::decisions() {
+  const Guarded guard(pool_->lock);
+  return {decisions_.entries().begin(), decisions_.entries().end()};
+}
+
 }  // namespace mempool

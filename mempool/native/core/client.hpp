@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/backoff.hpp"
+#include "core/decision_log.hpp"
 #include "core/flight.hpp"
 #include "core/follower.hpp"
 #include "core/live.hpp"
@@ -230,6 +231,12 @@ class Client : private Live<Client> {
   // disjoint and in order.
   std::vector<std::pair<Offset, Offset>> other_plans_ranges();
   std::vector<Divergence> divergences();
+  std::vector<DecisionLog::Entry> decisions();
+  // Add to the decision log.
+  void decide(Decision decision, std::uint64_t pattern = 0, std::uint64_t count = 0, std::uint64_t times = 0,
+              std::uint64_t bytes = 0) noexcept {
+    decisions_.add({iterations_, decision, pattern, count, times, bytes});
+  }
   static OutOfMemory last_out_of_memory() noexcept;
   const std::string& name() const noexcept { return name_; }
   Pool& pool() noexcept { return *pool_; }
@@ -390,6 +397,8 @@ class Client : private Live<Client> {
   Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
+  DecisionLog decisions_;
+  std::uint64_t arena_decided_ = 0;   // bytes of the arena in the latest such decision
   std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot
   unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
   bool arena_allowed_ = false;          // under a budget: see set_arena_allowed()

@@ -30,6 +30,7 @@ void Client::have_arena() noexcept {
     layout_changed();
   }
   take_arena();
+  if (std::exchange(arena_decided_, pool_->arena_bytes()) != pool_->arena_bytes()) decide(Decision::arena, 0, 0, 0, pool_->arena_bytes());
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
   const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for at least one pattern
   if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
@@ -54,6 +55,7 @@ void Client::confirm_loaded(const Follower& follower, const Follower::Match& mat
   if (matches_awaited_ > 1) --matches_awaited_;
   if (matches_awaited_ > 1 || match.slot->offset == kDynamic) return;
   matches_awaited_ = 0;
+  decide(Decision::confirmed, follower.pattern()->id);
   have_arena();
 }
 
@@ -94,6 +96,7 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
     bypass_.decided = true;
     bypass_.active = may_bypass_plan();
     if (bypass_.active) growth_deferred_ = false;  // the next boundary decides again
+    if (bypass_.active) decide(Decision::outgrown);
   }
   return alike;
 }
@@ -146,7 +149,9 @@ void Client::refused(Pattern& pattern, Refusal why) noexcept {
   pattern.arena_backoff.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
   const bool vacates = why == Refusal::alive && pool_->drain().any();
   if (vacates) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
-  if (&pattern == largest() && std::exchange(refusal_, why) != why) ++refusals_;
+  if (&pattern != largest() || std::exchange(refusal_, why) == why) return;
+  ++refusals_;
+  decide(Decision::refused, pattern.id, static_cast<std::uint64_t>(why), 0, pattern.arena_bytes);
 }
 
 bool Client::request_arena() noexcept {

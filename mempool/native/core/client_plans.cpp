@@ -46,6 +46,7 @@ void Client::keep_patterns_bounded() noexcept {
       if (oldest == nullptr || pattern->last_used < oldest->last_used) oldest = pattern;
     }
     if (oldest == nullptr) return;
+    decide(Decision::evicted, oldest->id);
     forget(oldest);
   }
 }
@@ -77,7 +78,9 @@ void Client::forget_unused() noexcept {
     if (in_use(pattern)) needed = std::max(needed, pattern->arena_bytes);
   }
   for (std::size_t i = known_.size(); i-- > 0;) {
-    if (!in_use(known_[i]) && known_[i]->arena_bytes > needed) forget(known_[i]);
+    if (in_use(known_[i]) || known_[i]->arena_bytes <= needed) continue;
+    decide(Decision::evicted, known_[i]->id);
+    forget(known_[i]);
   }
 }
 
@@ -134,6 +137,7 @@ bool Client::supersede(Pattern* fresh) noexcept {
       continue;
     }
     (in_use(old) ? used : idle) = true;
+    decide(Decision::superseded, old->id);
     fresh->last_used = std::max(fresh->last_used, old->last_used);
     fresh->unused = old->unused;
     fresh->dormant = old->dormant;
@@ -184,6 +188,7 @@ std::uint64_t Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t it
   const auto same = [&](const Pattern* known) { return known->same_sizes(*fresh); };
   if (instead && std::none_of(known_.begin(), known_.end(), same)) return 0;
   admit(std::move(one));
+  decide(instead ? Decision::replaced : Decision::planned, fresh->id, fresh->allocations(), 0, fresh->arena_bytes);
   if (matches_awaited_ != 0 && !instead) set_loaded_aside(fresh);
   const bool idle = supersede(fresh);
   keep_patterns_bounded();
@@ -200,6 +205,7 @@ std::uint64_t Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t it
 
 // Let the loaded patterns rest, which the program has not followed so far, until a sequence follows one.
 void Client::set_loaded_aside(const Pattern* fresh) noexcept {
+  decide(Decision::set_aside);
   matches_awaited_ = 0;
   warmup_only_ = false;
   for (Sequence& sequence : sequences_) sequence.follower.leave();
@@ -249,6 +255,7 @@ std::uint64_t Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Patt
   Pattern* const first = both.front().get();
   admit(std::move(both));
   const std::uint64_t id = lasting->id;
+  decide(Decision::loaded, id, lasting->allocations(), 0, lasting->arena_bytes);
   for (const Sequence& sequence : sequences_) {
     if (!sequence.is_spare()) name_streams(sequence.follower.sequence());
   }
@@ -267,6 +274,7 @@ std::uint64_t Client::load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Patt
 void Client::drop_patterns() noexcept {
   const Guarded guard(pool_->lock);
   flight::note(flight::drop_patterns, uid_, 0);
+  if (!known_.empty()) decide(Decision::dropped);
   for (Sequence& sequence : sequences_) sequence.follower.leave();
   current_ = ended_ = coming_ = nullptr;
   matches_awaited_ = 0;

@@ -98,6 +98,12 @@ struct Pattern : Live<Pattern> {
   bool same_sizes(const Pattern& other) const noexcept;
   // Return true if every request that `other` has a slot for has a slot here, at the same position.
   bool serves(const Pattern& other) const noexcept;
+  // Return the number of allocations of an iteration, in all sequences.
+  std::size_t allocations() const noexcept {
+    std::size_t sum = 0;
+    for (const Table& table : tables) sum += table.length();
+    return sum;
+  }
   // Return true if the pattern is an envelope, which covers iteration variants that differ only in sizes and
   // has slots for the largest sizes.
   bool is_envelope() const noexcept { return !tables.front().least.empty(); }

@@ -187,6 +187,7 @@ bool Pool::convert_arena_to_segments(Stream stream) noexcept try {
   }
   segments_.adopt(arena_base_, arena_space_, arena_bytes_, living, stream);
   for (const auto& [begin, end] : ranges) occupancy_.release(begin);
+  for (Client* const client : clients_) client->decide(Decision::converted, 0, 0, 0, arena_bytes_);
   forget_arena();
   if (boundaries() - arena_since_ > kServedLong) conversion_backoff_.start_over();
   conversion_backoff_.done(boundaries());

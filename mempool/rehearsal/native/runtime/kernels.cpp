@@ -1,4 +1,7 @@
 // Kernels of the CUDA runtime: registered, asked about and launched, and never run.
+#include <unordered_map>
+#include <vector>
+
 #include "runtime/contents.hpp"
 #include "runtime/images.hpp"
 #include "runtime/runtime.hpp"
@@ -24,18 +27,36 @@ constexpr int kNoKernelImage = 209;
 
 thread_local Configuration configuration;
 
-// Return the memory that a kernel's arguments point to: each aligned word that is an address in live memory, with one byte,
-// because how far a kernel goes is unknown.
+bool is_device_address(std::uintptr_t word) {
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(word, begin);
+  return in != nullptr && in->kind != fake::kHost && gpu->is_allocated({word, 1});
+}
+
+// Return the memory that a kernel's arguments point to, with one byte each, because how far a kernel goes is unknown. A word of
+// the arguments is a pointer if it was an address of live memory in each launch of the kernel, two at least: structures have
+// parts that no launch writes, in which stale addresses of the caller's stack lie.
 std::vector<fake::Range> uses_of(const KernelTraits& traits, void** arguments) {
+  enum Word : unsigned char { unseen, seen, pointer, other };
+  static std::unordered_map<const void*, std::vector<Word>> kernels;
+  std::vector<Word>& words = kernels[traits.arguments];
   std::vector<fake::Range> uses;
+  std::size_t number = 0;
   for (std::size_t i = 0; i < traits.arguments->size(); ++i) {
     const auto* const bytes = static_cast<const char*>(arguments[i]);
     for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= (*traits.arguments)[i]; at += sizeof(std::uintptr_t)) {
-      std::uintptr_t word = 0, begin = 0;
+      std::uintptr_t word = 0;
       std::memcpy(&word, bytes + at, sizeof word);
-      const fake::Allocation* const in = gpu->found(word, begin);
-      if (in == nullptr || in->kind == fake::kHost || !gpu->is_allocated({word, 1})) continue;
-      uses.push_back({word, 1, static_cast<int>(uses.size()) == traits.written});
+      if (number == words.size()) words.push_back(unseen);
+      Word& state = words[number++];
+      if (state == other || !is_device_address(word)) {
+        state = other;
+      } else if (state == unseen) {
+        state = seen;
+      } else {
+        state = pointer;
+        uses.push_back({word, 1, static_cast<int>(uses.size()) == traits.written});
+      }
     }
   }
   return uses;
