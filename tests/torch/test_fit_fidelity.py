@@ -65,8 +65,9 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
                         loss = loss_of(job, model(*given[0], **given[1]), None, lambda _: None)
                     loss.backward()
                     del loss
-                    with mode.guess_values(lambda: None):
-                        optimizer.step()
+                    mode.on_read = lambda: None
+                    optimizer.step()
+                    mode.on_read = None
                     optimizer.zero_grad()
                 else:
                     with torch.no_grad(), lower:

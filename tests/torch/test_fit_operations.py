@@ -35,6 +35,8 @@ MORE = {
     "a chain out of place": {"bce with logits, weighed"},
     "draws that are repeated less often": {"trunc_normal_, narrow"},
 }
+if torch.__version__ >= (2, 14):
+    MORE["another sum of gradients"] = {"quantile"}
 #: Operations with buffers that no operation shows, such as inside the CPU's kernels.
 LESS = {"index by mask", "nansum", "scatter_reduce", "amax", "max of all", "median of all", "masked_scatter"}
 LESS |= {"instance_norm", "batch_norm", "embedding_bag", "kthvalue", "sort"}

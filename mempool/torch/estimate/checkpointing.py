@@ -7,59 +7,13 @@ import functools
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from mempool.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-class FlopCounter(TorchDispatchMode):
-    """Counter of the operations for which PyTorch has formulas (matrix products, convolutions, attention).
-
-    Attributes:
-        total: operations of all calls inside the ``with`` block.
-        inside: for each module, the operations that ran inside the module.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.total, self.inside = 0, [0] * len(modules)
-        self._modules = modules
-        self._open: list[int] = []
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> Self:
-        for at, module in enumerate(self._modules):
-            self._hooks.append(module.register_forward_pre_hook(lambda *_, at=at: self._open.append(at)))
-            self._hooks.append(module.register_forward_hook(lambda *_: self._close()))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
-        for hook in self._hooks:
-            hook.remove()
-
-    def _close(self) -> None:
-        self._open.pop()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
-            count = formula(*args, **(kwargs or {}), out_val=result)
-            self.total += count
-            for at in set(self._open):
-                self.inside[at] += count
-        return result
-
 
 #: Modules that only contain other modules and are never called.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
@@ -236,7 +190,9 @@ def recomputed_shares(
     Returns:
         Shares; None if no operation is counted, or no blocks are known.
     """
-    blocks = [model.get_submodule(name) for name in way.blocks]
-    with FlopCounter(blocks) as operations:
+    with FlopCounterMode(display=False) as counter:
         model(*args, **kwargs)
-    return [count / operations.total for count in operations.inside] if blocks and operations.total else None
+    operations = {name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
+    inside = [operations.get(f"{type(model).__name__}.{name}", 0) for name in way.blocks]
+    total = counter.get_total_flops()
+    return [count / total for count in inside] if inside and total else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mempool.analysis.remedies import Remedy
 from mempool.torch.estimate.attribution import ModuleShare, merged
@@ -48,7 +48,6 @@ class TriedRemedy(Remedy):
         fits: whether the changed job fits; None without a limit.
         cost: name of a `mempool.torch.estimate.remedies.changes.Cost`, in lower case.
         recomputes: share of the forward's operations that run twice; None if the change recomputes nothing.
-        largest_batch: largest batch that fits after the change; None without a search.
         parts: names of the combined changes.
     """
 
@@ -63,7 +62,6 @@ class TriedRemedy(Remedy):
     fits: bool | None
     cost: str
     recomputes: float | None = None
-    largest_batch: int | None = None
     parts: tuple[str, ...] = ()
 
 
@@ -119,9 +117,6 @@ class OffloadFindings:
         return self.at_limit or self.without_stall
 
 
-_Verdict = TypeVar("_Verdict", "TriedRemedy", "OffloadFindings")
-
-
 @dataclass(frozen=True)
 class Advice:
     """Remedies for a job.
@@ -146,19 +141,6 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON."""
         return asdict(self)
-
-    def without_verdicts(self) -> Advice:
-        """Return the same without claims to fit, for a job of which only a part was seen."""
-        return replace(
-            self,
-            remedies=[_without_verdict(finding) for finding in self.remedies],
-            cheapest=self.cheapest and _without_verdict(self.cheapest),
-            swapping=self.swapping and _without_verdict(self.swapping),
-        )
-
-
-def _without_verdict(finding: _Verdict) -> _Verdict:
-    return replace(finding, fits=None) if finding.fits else finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +209,7 @@ class Fit:
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
     def restricted(self, caveats: Sequence[Caveat]) -> Fit:
-        """Return the result with further caveats, which leave a fit, with or without a remedy, unknown."""
+        """Return the result with further caveats, which leave a fit unknown."""
         if not caveats:
             return self
         return replace(
@@ -235,7 +217,6 @@ class Fit:
             fits=self.fits and None,
             caveats=[*self.caveats, *caveats],
             warnings=[*map(str, caveats), *self.warnings],
-            advice=self.advice and self.advice.without_verdicts(),
         )
 
     def modules(self, depth: int) -> list[ModuleShare]:

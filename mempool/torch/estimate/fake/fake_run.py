@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
@@ -75,9 +75,10 @@ def run(
         isolated(),
         fake_mode() as mode,
         emulate_device(job.device, capability=job.capability),
+        _optimizers_reading(mode, warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _ModelAndOptimizers.of(job, mode, warn)
+        made = _ModelAndOptimizers.of(job, warn)
         running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, made.model, recorder, warn)
@@ -115,7 +116,7 @@ class _ModelAndOptimizers:
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job, mode: FakeTensorMode, warn: Callable[[str], object]) -> _ModelAndOptimizers:
+    def of(cls, job: Job, warn: Callable[[str], object]) -> _ModelAndOptimizers:
         model = fake_model(job.model, job.dtype, warn)
         model.train(job.mode == "train")
         if job.checkpoint:
@@ -126,25 +127,29 @@ class _ModelAndOptimizers:
         if not trained:
             raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
         optimizer = job.optimizer(trained)
-        _let_optimizer_read(optimizer, mode, warn)
         if job.mode == "eval":
             _make_state(optimizer)
         return cls(model, [optimizer])
 
 
-def _let_optimizer_read(
-    optimizer: torch.optim.Optimizer, mode: FakeTensorMode, warn: Callable[[str], object]
-) -> None:
-    """Let the optimizer's step read values, which affect the length of a step but not the memory."""
-    if isinstance(mode, ValuelessMode):
-        step = optimizer.step
+@contextlib.contextmanager
+def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> Iterator[None]:
+    """Let optimizers read values, which affect the length of a step but not the memory."""
 
-        @functools.wraps(step)
-        def stepping(*args: Any, **kwargs: Any) -> Any:
-            with mode.guess_values(lambda: warn(READS_VALUES)):
-                return step(*args, **kwargs)
+    def answer(on_read: Callable[[], object] | None) -> None:
+        if isinstance(mode, ValuelessMode):
+            mode.on_read = on_read
 
-        optimizer.step = stepping
+    hooks = (
+        register_optimizer_step_pre_hook(lambda *_: answer(lambda: warn(READS_VALUES))),
+        register_optimizer_step_post_hook(lambda *_: answer(None)),
+    )
+    try:
+        yield
+    finally:
+        answer(None)
+        for hook in hooks:
+            hook.remove()
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

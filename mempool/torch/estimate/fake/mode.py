@@ -10,7 +10,6 @@ run adds the second gradient to the first in place if nothing else holds the fir
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from mempool.torch.estimate.fake import copies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 _aten = torch.ops.aten
@@ -32,8 +31,8 @@ _SELECTING = frozenset(
     for name in ("Sort", "Topk", "Kthvalue", "Median", "Nanmedian", "Mode", "Max", "Min")
     for number in (0, 1)
 )
-#: For each out-of-place operation: the nodes that apply it to zeros of their own, and the in-place form of a
-#: real run.
+#: For each out-of-place operation: the nodes that apply it to a tensor of their own, and the in-place form
+#: of a real run.
 IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.scatter_add.default: (
         frozenset({"GatherBackward0", "CummaxBackward0", "CumminBackward0"}),
@@ -43,6 +42,10 @@ IN_PLACE: dict[Any, tuple[frozenset[str], Any]] = {
     _aten.index_add.default: (frozenset({"IndexSelectBackward0"}), _aten.index_add_.default),
     _aten.index_put.default: (frozenset({"IndexBackward0"}), _aten.index_put_.default),
     _aten.put.default: (frozenset({"TakeBackward0"}), _aten.put_.default),
+    _aten.masked_fill.Scalar: (  # since PyTorch 2.14
+        frozenset({"MaximumBackward0", "MinimumBackward0"}),
+        _aten.masked_fill_.Scalar,
+    ),
     _aten.index_fill.int_Scalar: (frozenset({"TraceBackward0"}), _aten.index_fill_.int_Scalar),
     _aten.index_fill.int_Tensor: (frozenset({"TraceBackward0"}), _aten.index_fill_.int_Tensor),
 }
@@ -141,32 +144,22 @@ _NOTHING = object()
 
 
 class ValuelessMode(FakeTensorMode):
-    """FakeTensorMode that takes buffers as a real run does, and answers reads of values on request."""
+    """FakeTensorMode that takes buffers as a real run does, and answers reads of values on request.
+
+    Attributes:
+        on_read: called at each read of a value that does not affect memory, such as an optimizer's of norms:
+            numbers are 1, booleans are false. None: such reads fail.
+    """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._on_guess: Callable[[], object] | None = None
+        self.on_read: Callable[[], object] | None = None
         self.accumulation = InPlaceAccumulation()
         self._nested = 0  # operations that are being found out
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
         """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
         return self
-
-    @contextlib.contextmanager
-    def guess_values(self, on_read: Callable[[], object]) -> Iterator[None]:
-        """Allow reads of values that do not affect memory: numbers are 1, booleans are false.
-
-        For optimizers, which read norms to choose the length of a step.
-
-        Args:
-            on_read: called at each read.
-        """
-        self._on_guess = on_read
-        try:
-            yield
-        finally:
-            self._on_guess = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and type(args[0]) is FakeTensor:
@@ -208,9 +201,9 @@ class ValuelessMode(FakeTensorMode):
         if constant is not None:
             with _DisableTorchDispatch():
                 return func(constant)
-        if self._on_guess is None:
+        if self.on_read is None:
             return _NOTHING
-        self._on_guess()
+        self.on_read()
         return _GUESS.get(tensor.dtype, 1.0)
 
     def _shrunk(self, loss: Any, args: Any) -> Any:

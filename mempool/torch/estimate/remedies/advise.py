@@ -30,7 +30,6 @@ def advise(
     job: Job,
     fit: Fit,
     *,
-    largest: bool = False,
     most_runs: int = OPTIONS.remedy_runs,
     most_seconds: float = OPTIONS.remedy_seconds,
     progress: Callable[[str], object] = lambda _: None,
@@ -40,7 +39,6 @@ def advise(
     Args:
         job: the job; the job and the model from which the job was made stay unchanged.
         fit: result of the job's fake run.
-        largest: whether to search the largest batch for each remedy, which takes some runs each.
         most_runs: largest number of runs of changed jobs; remaining changes are not tried.
         most_seconds: processor seconds after which no further run begins.
         progress: called with the name of each trial.
@@ -60,9 +58,6 @@ def advise(
     cheapest = combined = None
     if fit.fits is False:
         cheapest, combined = cheapest_of(trials, kept)
-    if largest and fit.limit_bytes is not None:
-        remedies = [trials.with_largest(remedy) for remedy in remedies]
-        cheapest = cheapest and trials.with_largest(cheapest)
     if offload is not None:
         remedy = offload_remedy(offload, fit)
         if remedy.saves_bytes > 0:

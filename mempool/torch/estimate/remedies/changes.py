@@ -70,7 +70,7 @@ class Change:
 #: Kinds of changes, in the order in which they are applied to a job.
 KINDS = (
     "optimizer",
-    "precision",  # wraps the optimizer with weights of its own
+    "precision",
     "backward",  # wraps the optimizer made so far, once per parameter
     "checkpointing",
     "cache",
@@ -263,7 +263,7 @@ def _other_optimizers(traits: JobTraits) -> list[Change]:
             ),
             (
                 "Adafactor",
-                functools.partial(own.Adafactor, foreach=False),
+                functools.partial(torch.optim.Adafactor, foreach=False),
                 "torch.optim.Adafactor(model.parameters(), foreach=False)",
                 "second moments by rows and columns, no first ones; another training",
                 Cost.TRAINING,
@@ -299,7 +299,7 @@ def _with_optimizer(job: Job, make: Any) -> Job:
 def _precisions(job: Job, traits: JobTraits) -> list[Change]:
     if torch.float32 not in traits.floats or job.dtype is not None or job.autocast is not None:
         return []
-    found = [
+    return [
         Change(
             "autocast to bfloat16",
             "precision",
@@ -319,26 +319,6 @@ def _precisions(job: Job, traits: JobTraits) -> list[Change]:
             Cost.TRAINING if job.mode == "train" else Cost.ROUNDING,
         ),
     ]
-    if job.mode == "train" and job.optimizer is not None:
-        found.append(
-            Change(
-                "bfloat16 weights, float32 optimizer",
-                "precision",
-                _with_masters,
-                "model.to(torch.bfloat16)  # and floating inputs\n"
-                "optimizer = mempool.torch.estimate.remedies.optimizers.MasterWeights("
-                "model.parameters(), make)"
-                f"  # make: {traits.optimizer_path}, say; or as DeepSpeed and Megatron do it",
-                "weights, gradients and activations in bfloat16; the optimizer keeps weights in float32",
-                Cost.ROUNDING,
-            )
-        )
-    return found
-
-
-def _with_masters(job: Job) -> Job:
-    make = functools.partial(own.MasterWeights, make=_optimizer_factory(job))
-    return in_low_precision(job).replace(optimizer=make)
 
 
 def _losses(traits: JobTraits) -> list[Change]:

@@ -1,12 +1,10 @@
-"""Optimizers that hold less memory, and stand-ins with the same memory for real ones."""
+"""Optimizers with other settings, and one that steps in the backward."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 
@@ -57,49 +55,3 @@ class InBackward(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:
         """Do nothing: all parameters were stepped in the backward."""
-
-
-class Adafactor(torch.optim.Adafactor):
-    """PyTorch's Adafactor, which reads values; reading a fake tensor gives 1."""
-
-    def step(self, closure: Any = None) -> Any:
-        """Step as the base class does."""
-        with _Ones():
-            return super().step(closure)
-
-
-class _Ones(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.item and isinstance(args[0], FakeTensor):
-            return 1.0
-        return func(*args, **(kwargs or {}))
-
-
-class MasterWeights(torch.optim.Optimizer):
-    """Another optimizer on float32 copies of the parameters, copied back after each step.
-
-    DeepSpeed and Megatron do this for models in bfloat16. A gradient is freed once copied.
-    """
-
-    def __init__(self, parameters: Iterable[torch.Tensor], make: Make) -> None:
-        super().__init__(parameters, {})
-        self._pairs = [
-            (parameter, parameter.detach().float().requires_grad_())
-            for group in self.param_groups
-            for parameter in group["params"]
-        ]
-        self._inner = make([copy for _, copy in self._pairs])
-        for parameter, copy in self._pairs:
-            self.state[parameter]["master"] = copy
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Step the copies, and copy them back to the parameters."""
-        for parameter, copy in self._pairs:
-            if parameter.grad is not None:
-                copy.grad, parameter.grad = parameter.grad.float(), None
-        self._inner.step()
-        for parameter, copy in self._pairs:
-            copy.grad = None
-            parameter.copy_(copy)
-            self.state[parameter].update(self._inner.state[copy])

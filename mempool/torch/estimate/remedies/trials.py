@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mempool.torch.estimate.estimator import estimate, largest_batch, reserved
+from mempool.torch.estimate.estimator import estimate, reserved
 from mempool.torch.estimate.largest_batch import largest
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.changes import KINDS, Change, Cost, Ladder, applied
@@ -14,7 +14,7 @@ from mempool.torch.estimate.remedies.offloading import offload_remedy, plan_offl
 from mempool.torch.estimate.result import Fit, TriedRemedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mempool.torch.estimate.job import Job
     from mempool.torch.estimate.remedies.changes import Change
@@ -37,7 +37,6 @@ class Trials:
         self.job, self.fit, self.progress = job, fit, progress
         self._left, self._until = most_runs, until
         self._runs: dict[tuple[str, ...], Fit | None] = {(): fit}
-        self._changes: dict[str, Change] = {}
         self._reasons: dict[str, str] = {}
 
     def try_ladder(self, ladder: Ladder) -> TriedRemedy | None:
@@ -54,7 +53,6 @@ class Trials:
     def try_changes(self, changes: Sequence[Change]) -> TriedRemedy | None:
         """Try changes of different kinds together; return None if they could not be tried."""
         changes = sorted(changes, key=lambda change: KINDS.index(change.kind))
-        self._changes |= {change.name: change for change in changes}
         made = self._run([change for change in changes if change.allocator is None])
         return None if made is None else self._remedy(changes, made)
 
@@ -82,20 +80,6 @@ class Trials:
 
         return Ladder(ladder.steps[: count + 1 - max(1, largest(needs, limit))])
 
-    def with_largest(self, found: TriedRemedy) -> TriedRemedy:
-        """Return the remedy with the largest batch that fits."""
-        changes = [self._changes[name] for name in found.parts]
-        limit = self.fit.limit_bytes
-        if limit is None or any(change.kind == "batch" for change in changes):
-            return found
-        self.progress(f"largest batch: {found.name}")
-        job = applied(self.job, changes)
-        most = largest_batch(job, limit, self._allocator(changes), known={job.batch: found.needed_bytes})
-        return replace(found, largest_batch=most)
-
-    def _allocator(self, changes: Iterable[Change]) -> str:
-        return next((change.allocator for change in changes if change.allocator), self.fit.allocator)
-
     def _run(self, changes: Sequence[Change]) -> Fit | None:
         key = tuple(change.name for change in changes)
         if key not in self._runs:
@@ -121,7 +105,7 @@ class Trials:
 
     def _remedy(self, changes: Sequence[Change], made: Fit) -> TriedRemedy:
         before, limit = self.fit, self.fit.limit_bytes
-        allocator = self._allocator(changes)
+        allocator = next((change.allocator for change in changes if change.allocator), before.allocator)
         held = made.reserved_bytes.get(allocator)
         if held is None:
             held = made.reserved_bytes[allocator] = reserved(made.trace, [allocator])[allocator]
