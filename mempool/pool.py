@@ -437,10 +437,9 @@ class Pool:
             return  # a forked child has neither the planner nor the file
         self.planner.stop()
         self.client.set_recording(False)
-        if self._remembered is not None and self.plans and self.planner.are_followed:
-            with _core.Bypass():
-                if (saved := self._saved_plans()) is not None:
-                    self._remembered.write(saved, made_with=made_with(self.framework))
+        followed = self._remembered is not None and self.plans and self.planner.are_followed
+        with _core.Bypass():
+            saved = self._saved_plans() if followed else None
         if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
             self.client.set_retained_limit(0)
@@ -450,6 +449,9 @@ class Pool:
         if self._trace_writer is not None:
             with _core.Bypass():
                 self._trace_writer.close()
+        if self._remembered is not None and saved is not None:
+            with _core.Bypass():
+                self._remembered.write(saved, made_with=made_with(self.framework))
         if explained:
             from mempool.logs import log
 

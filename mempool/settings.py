@@ -202,13 +202,12 @@ def _from_environment() -> dict[str, Any]:
     converters: dict[str, Callable[[str], Any]] = {
         "": _mode,
         "_PLAN": str,
-        "_REMEMBER": lambda text: text.lower() if text.lower() == "fresh" else _flag(text),
+        "_REMEMBER": _remember_from_text,
         "_RECORD": str,
         **{f"_{name.upper()}": _CHECKS[name] for name in ("max_reserved", "limit", "host_limit")},
         "_WAIT_BYTES": wait_price,
         "_MEMORY": _memory,
-        "_CHECK": _flag,
-        "_EXPLAIN": _flag,
+        **{f"_{name}": functools.partial(_flag, f"MEMPOOL_{name}") for name in ("CHECK", "EXPLAIN")},
     }
     for name, convert in converters.items():
         if text := os.environ.get(f"MEMPOOL{name}", "").strip():
@@ -216,12 +215,16 @@ def _from_environment() -> dict[str, Any]:
     return values
 
 
-def _flag(text: str) -> bool:
+def _remember_from_text(text: str) -> bool | str:
+    return text.lower() if text.lower() == "fresh" else _flag("MEMPOOL_REMEMBER", text, "1, 0 or fresh")
+
+
+def _flag(name: str, text: str, values: str = "1 or 0") -> bool:
     if text.lower() in ("1", "true", "yes", "on"):
         return True
     if text.lower() in ("0", "false", "no", "off"):
         return False
-    raise UsageError(f"{text!r} is neither 1 nor 0")
+    raise UsageError(f"{name} is {text!r}, not {values}")
 
 
 #: Oldest and newest tested (major, minor) of each framework.

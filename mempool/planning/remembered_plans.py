@@ -6,6 +6,7 @@ program and pool. Plans that the program does not follow take no arena, so a wro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -71,14 +72,16 @@ class RememberedPlans:
             return None
         try:
             plans = read_plans_in_subprocess(str(found))
-            found.touch()
         except (PlanError, TraceError, ValueError):
-            log.warning("the remembered plan %s is damaged and was deleted", found)
-            found.unlink(missing_ok=True)
+            log.warning("the remembered plan %s is damaged and is deleted", found)
+            with contextlib.suppress(OSError):  # a read-only folder
+                found.unlink(missing_ok=True)
             return None
         except OSError as error:
             log.info("no remembered plan: %s", error)
             return None
+        with contextlib.suppress(OSError):  # a read-only folder
+            found.touch()
         log.info("following the plan of an earlier run, if the program does: %s", found)
         return dataclasses.replace(plans, remembered=True)
 
@@ -94,7 +97,8 @@ class RememberedPlans:
             _prune(self._folder.glob("*.plan"), keep=self.path)
         except OSError as error:
             log.info("the plan is not remembered: %s", error)
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a read-only folder
+                partial.unlink(missing_ok=True)
 
     def _newest(self) -> Path | None:
         if self.path.exists():
@@ -117,19 +121,47 @@ def remembered_plans(pool: str) -> RememberedPlans | None:
     except (OSError, RuntimeError) as error:
         log.info("no plan is remembered: %s", error)
         return None
-    return RememberedPlans(folder, program, pool, sys.argv[1:])
+    return RememberedPlans(folder, program, pool, [str(argument) for argument in sys.argv[1:]])
 
 
 def _program() -> str | None:
-    """Return the path of the script or module, or the code after ``-c``; None in notebooks and children."""
+    """Return the path of the script or module, or the module after ``-m``, or the code after ``-c``.
+
+    None in notebooks, in programs from standard input and in children of multiprocessing.
+    """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return None
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if isinstance(file, str):
+    if isinstance(file, str) and file != "<stdin>":
         return os.path.realpath(file)
-    arguments = sys.orig_argv
-    return arguments[arguments.index("-c") + 1] if "-c" in arguments[:-1] else None
+    flag, value = _code_or_module(sys.orig_argv[1:])
+    if value is None:
+        return None
+    if flag == "c":  # a child that multiprocessing spawns imports the script before it has a parent process
+        return None if value.startswith("from multiprocessing.") else value
+    if sys.argv[:1] != ["-m"]:  # a notebook
+        return None
+    package = sys.modules.get(value.partition(".")[0])  # it is being imported, and the module is not yet
+    return f"{getattr(package, '__file__', None)} -m {value}"
+
+
+def _code_or_module(arguments: Sequence[str]) -> tuple[str, str | None]:
+    """Return "c" or "m" and the value of this option of Python; the value is None for other programs."""
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-") or argument == "-":
+            break
+        if argument.startswith("--"):  # only --check-hash-based-pycs leads to a program
+            next(rest, None)
+            continue
+        for at, letter in enumerate(argument[1:], start=2):
+            value = argument[at:] or (next(rest, None) if letter in "cmWX" else None)
+            if letter in "cm":
+                return letter, value
+            if letter in "WX":
+                break
+    return "", None
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -89,6 +90,53 @@ def test_other_arguments_begin_with_the_newest_plan_of_the_program(
     assert report(other, 1)["plan_active_at_iteration"] > 5
 
 
+def test_programs_of_every_start_follow_their_last_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[..., dict[str, Any]]
+) -> None:
+    """A package that imports NumPy installs the pool before Python has made ``__main__`` of its module."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import numpy")
+    (package / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    for start in (["-m", "package.train"], ["-mpackage.train"], ["-c", PROGRAM], [f"-c{PROGRAM}"]):
+        assert report("--fresh", *start, 1)["plan_active_at_iteration"] > 5, start
+        assert report(*start, 1)["plan_active_at_iteration"] <= 2, start
+    assert len(files(tmp_path)) == 2  # one of the module, one of the code
+
+
+def test_program_from_standard_input_keeps_no_plan(tmp_path: Path) -> None:
+    subprocess.run(
+        [MEMPOOL, "run", "--quiet", "-", "1", "-c", "other.yaml"],
+        input=PROGRAM,
+        text=True,
+        check=True,
+        env=os.environ | {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": ""},
+    )
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_keep_no_plan(
+    tmp_path: Path, method: str, report: Callable[..., dict[str, Any]]
+) -> None:
+    body = PROGRAM.replace("\n", "\n    ")
+    program = f"""
+import multiprocessing
+import numpy
+def work():{body}
+if __name__ == "__main__":
+    child = multiprocessing.get_context("{method}").Process(target=work)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+"""
+    script = tmp_path / "parent.py"
+    script.write_text(program)
+    report("--children", script, 1)
+    assert not files(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "kept"), [("--fresh", "", 1), ("", "fresh", 1), ("", "0", 0)], ids=repr
 )
@@ -100,6 +148,12 @@ def test_a_run_starts_without_a_plan_where_asked(
         said = report(*asked, script, 1, environment={"MEMPOOL_REMEMBER": value})
         assert said["plan_active_at_iteration"] > 5
     assert len(files(tmp_path)) == kept
+
+
+def test_option_fresh_overrides_the_environment(script: Path, report: Callable[..., dict[str, Any]]) -> None:
+    for _ in range(2):
+        said = report("--fresh", script, 1, environment={"MEMPOOL_REMEMBER": "1"})
+        assert said["plan_active_at_iteration"] > 5
 
 
 def test_damaged_plan_is_deleted_and_the_program_runs(
@@ -116,6 +170,10 @@ def test_unwritable_cache_folder_is_no_error(script: Path, report: Callable[...,
     for _ in range(2):
         said = report(script, 1, environment={"MEMPOOL_CACHE": "/proc/none"})
         assert said["plan_active_at_iteration"] > 5
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 def iterate(pool: Pool, count: int, length: int = 12) -> None:
@@ -156,6 +214,34 @@ def test_a_plan_that_the_device_cannot_replay_is_left_aside(cache: Path) -> None
     assert len(files(cache)) == 1
 
 
+def test_plan_in_a_read_only_folder_is_followed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged plan there is ignored, and a plan that cannot be kept is no reason to lose the trace."""
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    [file] = files(cache)
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    monkeypatch.setattr(Path, "mkdir", lambda path, **_: refuse() if path == file.parent else None)
+    trace = cache / "run.trace"
+    with Pool(simulated(), background=False, remember=True, record=str(trace)) as pool:
+        assert pool.loaded is not None
+        iterate(pool, 12, 20)
+        assert pool.plans == 1
+    assert trace.exists()
+    file.write_bytes(file.read_bytes()[:-100])
+    with Pool(simulated(), background=False, remember=True) as pool:
+        assert pool.loaded is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_arguments_that_are_no_text_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, known in ((1, False), (1, True)):
+        monkeypatch.setattr(sys, "argv", ["program", number])
+        with Pool(simulated(), background=False, remember=True) as pool:
+            assert (pool.loaded is not None) == known
+            iterate(pool, 12)
+
+
 def test_pools_of_a_program_have_separate_plans(cache: Path) -> None:
     for name in ("one", "other"):
         with Pool(simulated(), name=name, background=False, remember=True) as pool:
@@ -192,6 +278,36 @@ def test_a_plan_file_sets_the_remembered_plan_aside(tmp_path: Path) -> None:
         assert len(pool.loaded.plans[0].buffers) == 15
 
 
-def test_other_values_of_remember_are_refused() -> None:
+def test_other_values_of_remember_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="remember is 'always'"):
         settings(remember="always")
+    monkeypatch.setenv("MEMPOOL_REMEMBER", "always")
+    with pytest.raises(UsageError, match="MEMPOOL_REMEMBER is 'always', not 1, 0 or fresh"):
+        settings()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MEMPOOL_REMEMBER": "0"},
+        {"MEMPOOL_REMEMBER": "fresh"},
+        {"MEMPOOL_LIMIT": "4GiB"},
+        {"MEMPOOL_PLAN": "own.plan"},
+        {"MEMPOOL": "record"},
+        {"MEMPOOL_MEMORY": "managed"},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+    ],
+    ids=" ".join,
+)
+def test_rehearsal_whose_plan_the_run_cannot_follow_is_refused(
+    script: Path, variables: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [MEMPOOL, "run", "--rehearse", script, "1"],
+        env=os.environ | {"MEMPOOL_REMEMBER": ""} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "leave " in done.stderr

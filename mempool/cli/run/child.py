@@ -69,6 +69,7 @@ class Run:
         self.options = options
         self.pools: dict[str, Any] = {}
         self._pid = os.getpid()
+        self._is_fork = False  # forked from a process with pools
         self._finishing = False
         self._killed_by = 0
         self._plan_is_of: str = options["plan_is_of"]  # the plan's framework, or empty
@@ -154,10 +155,15 @@ class Run:
         return path
 
     def _remember(self) -> dict[str, Any]:
-        """Return the option for the program's last plan; the environment's setting comes first."""
-        if os.environ.get("MEMPOOL_REMEMBER", "").strip():
-            return {}
-        return {"remember": "fresh" if self.options["fresh"] else True}
+        """Return the option for the program's last plan: ``--fresh``, else the environment's, else true.
+
+        A forked child keeps no plan, which would replace that of its parent.
+        """
+        if self._is_fork:
+            return {"remember": False}
+        if self.options["fresh"]:
+            return {"remember": "fresh"}
+        return {} if os.environ.get("MEMPOOL_REMEMBER", "").strip() else {"remember": True}
 
     def _own(self, path: str | None) -> str | None:
         """Return the path for this process; the name of a child's file contains the process number."""
@@ -296,7 +302,7 @@ class Run:
                 if signal.getsignal(number) == self._on_signal:
                     signal.signal(number, signal.SIG_DFL)
             return
-        self._pid, self._finishing = os.getpid(), False
+        self._pid, self._is_fork, self._finishing = os.getpid(), True, False
         for framework in pools:
             self.install(framework)
         self._finish_with_multiprocessing()

@@ -7,6 +7,7 @@ The command replaces itself by a plain Python that runs the program, so that arg
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,11 +138,10 @@ def run(
     if (output := overwritten_file(kept, (record, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
     if rehearse:
-        if plan is not None or fresh or limit is not None:
-            raise typer.BadParameter("--rehearse gives the plan: leave --plan, --fresh and --limit out")
+        _check_rehearsal(chosen, fresh=fresh)
         from mempool.cli.run.rehearsed_plan import rehearse_plan
 
-        rehearse_plan(program, quiet=quiet)
+        rehearse_plan(program, memory=chosen.memory or "growing", quiet=quiet)
     launch.start(
         program,
         record=_writable(record),
@@ -155,6 +155,26 @@ def run(
         children=children,
         quiet=quiet,
     )
+
+
+def _check_rehearsal(chosen: Settings, *, fresh: bool) -> None:
+    """Refuse options and environment variables with which the run would not follow a rehearsed plan."""
+    from mempool.per_rank_files import rank
+
+    if chosen.plan is not None or fresh or chosen.limit is not None:
+        raise typer.BadParameter(
+            "--rehearse gives the plan: leave --plan, --fresh and --limit out, and their variables"
+        )
+    if os.environ.get("MEMPOOL_REMEMBER", "").strip() and chosen.remember is not True:
+        raise typer.BadParameter("the run follows no rehearsed plan: leave MEMPOOL_REMEMBER out")
+    if chosen.mode != "replay":
+        raise typer.BadParameter(f"the run follows no plan with MEMPOOL={chosen.mode}: leave --rehearse out")
+    if rank() is not None:
+        raise typer.BadParameter(
+            "a rank's rehearsal would join another rank's run: leave --rehearse out under torchrun"
+        )
+    if chosen.memory == "managed":
+        raise typer.BadParameter("a rehearsal has no managed memory: leave MEMPOOL_MEMORY out")
 
 
 def _check_program(program: Sequence[str]) -> None:
