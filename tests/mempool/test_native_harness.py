@@ -76,8 +76,8 @@ def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.Capture
         guards.STRESS,
         lambda guard: [
             stress(program, device, seed, 4, removed=guard)
-            for seed in range(1 if guard == "fork" else 3)
-            for device in DEVICES
+            for seed in range(1 if guard == "fork" else 3)  # without which a child hangs until its alarm
+            for device in (DEVICES[:1] if guard == "fork" else DEVICES)
         ],
         capsys,
     )

@@ -22,6 +22,7 @@ def test_shared_generation_names_the_line_that_ends_its_loop() -> None:
     assert re.search(r"only of what ran: \S*decoder.py:21 decides by values of tensors", printed)
 
 
+@pytest.mark.full  # test_fit_inference has small models with a cache
 def test_shared_model_at_32k_tokens_has_a_single_cache_unless_the_output_is_held() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     printed = run_case("fit_kv_twice.py", RENAMED)
@@ -47,6 +48,7 @@ def test_shared_losses_of_a_script_equal_the_given_losses(
     assert "not a function of the output alone" not in printed
 
 
+@pytest.mark.full  # test_cli_fit_device and test_fit_fidelity compare random and small models
 def test_shared_script_has_the_peak_of_a_real_run_on_the_cpu() -> None:
     printed = run_case("fit_device.py")
     real, script = (re.search(rf"{name}\D* (\d+)\b", printed) for name in ("real", "fit script --main"))

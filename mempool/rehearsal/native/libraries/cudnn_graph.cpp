@@ -304,6 +304,7 @@ EXPORTED int cudnnBackendGetAttribute(const Descriptor* descriptor, int name, in
   if (found->type != type) return kBadParam;
   const std::int64_t copied = std::min(wanted, found->count);
   if (values == nullptr || copied <= 0) return kSuccess;
+  if (count != nullptr) *count = copied;
   if (type == kDescriptor) {
     auto* const into = static_cast<Descriptor**>(values);
     for (std::int64_t i = 0; i < copied; ++i) {

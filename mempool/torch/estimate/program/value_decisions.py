@@ -228,12 +228,9 @@ class _Span(NamedTuple):
 
     @classmethod
     def of(cls, frame: FrameType) -> _Span:
-        """Return the expression that a frame is executing; the whole line if Python says no more (3.10)."""
-        positions: Iterable[tuple[int | None, ...]] = getattr(frame.f_code, "co_positions", tuple)()
-        nothing = None, None, None, None
-        line, end_line, column, end_column = next(
-            itertools.islice(positions, frame.f_lasti // 2, None), nothing
-        )
+        """Return the expression that a frame is executing; the whole line where columns are not recorded."""
+        positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+        line, end_line, column, end_column = next(positions)
         if line is None or end_line is None or column is None or end_column is None:
             return cls(frame.f_lineno, 0, frame.f_lineno, 0)
         return cls(line, column, end_line, end_column)
