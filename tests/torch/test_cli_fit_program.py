@@ -125,6 +125,16 @@ def test_buffer_inside_the_kernel_of_a_loss_is_where_the_loss_is(fitted: Any) ->
     assert fitted(on_host)["peak_bytes"] == fitted(on_gpu)["peak_bytes"]
 
 
+def test_gradients_cleared_after_the_forward_are_noted(fitted: Any) -> None:
+    first, second = "loss = F.cross_entropy(model(x), y)", "sgd.zero_grad()"
+    for lines, is_noted in (((first, second), True), ((second, first), False)):
+        answer = fitted(loop(*lines, "loss.backward()", "sgd.step()"))
+        notes = [
+            note for note in answer["warnings"] if "clears gradients between forward and backward" in note
+        ]
+        assert bool(notes) == is_noted
+
+
 GENERATES = """
 import torch
 from torch import nn

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 REHEARSE = "a CUDA build of PyTorch runs the program itself: pip install torch, then mempool rehearse {}"
 #: What a program finds where it reads values.
 GUESSES = "conditions are taken to be false, and numbers zero"
+LATE_CLEARING = (
+    "{} clears gradients between forward and backward, so the gradients of the former step are alive during "
+    "the forward: call `zero_grad()` right after `step()` to free them earlier"
+)
 _TRACE, _RESULT = "step.trace", "result.json"
 
 
@@ -130,12 +134,13 @@ def run_program(
         if result.ended == "error":
             raise BrokenScriptError(_failure(request, result))
         trace = read_trace(Path(folder, _TRACE))
+    late = clears_gradients_late(trace)
     marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
     return ProgramRun(
         trace,
         "train" if "backward" in marks else "inference",
         _batches(trace),
-        result.notes,
+        [*result.notes, *([LATE_CLEARING.format(path)] if late else [])],
         list(_caveats(request, result)),
     )
 
@@ -181,6 +186,28 @@ def _caveats(request: Request, result: Result) -> Iterator[Caveat]:
     if result.ended == "seconds":
         waited = f"{request.path} made no optimizer step within {request.seconds:g} s"
         yield Caveat(AS_FAR_AS_RAN, f"{waited} and was ended at {result.line}")
+
+
+def clears_gradients_late(trace: Trace) -> bool:
+    """Return true if most gradients of a step are freed between the next step's forward and backward."""
+    ends = steps_of(trace)
+    if len(ends) < 2 or not {"forward", "backward"} <= set(trace.names) or "gradients" not in trace.names:
+        return False
+    forward, backward = (_first_mark(trace, phase, int(ends[-2])) for phase in ("forward", "backward"))
+    births = trace.births
+    is_gradient = (births >= 0) & (trace.category[births] == trace.names.index("gradients"))
+    row = np.arange(len(trace))
+    frees = is_gradient & (trace.kind == EventType.FREE) & (births < ends[-2]) & (row > ends[-2])
+    late = frees & (row > forward) & (row < backward)
+    return bool(trace.size[births[late]].sum() > trace.size[births[frees]].sum() / 2)
+
+
+def _first_mark(trace: Trace, name: str, after: int) -> int:
+    """Return the row of the first mark of this name after a row; the length of the trace if none follows."""
+    marks = (trace.kind == EventType.MARK) & (trace.operation == trace.names.index(name))
+    rows = np.flatnonzero(marks)
+    later = rows[rows > after]
+    return int(later[0]) if len(later) else len(trace)
 
 
 def _batches(trace: Trace) -> int:
