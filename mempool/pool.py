@@ -393,6 +393,21 @@ class Pool:
         """True if the pool marks iterations that the program does not mark."""
         return False
 
+    def _plans_to_remember(self) -> SavedPlans | None:
+        """Return the plans to keep for the next run; None if they are of no use, or are kept already.
+
+        Plans that this run made in place of loaded ones are no news: they avoid what was alive in this run's
+        arena, and would get larger from run to run.
+        """
+        remembered = self._remembered
+        if remembered is None or not self.plans or not self.planner.are_followed:
+            return None
+        if self.settings.remember == "long" and not remembered.is_long_ago():
+            return None
+        saved = self._saved_plans()
+        known = set() if self.loaded is None else {planned.key for planned in self.loaded.plans}
+        return saved if saved is not None and {planned.key for planned in saved.plans} - known else None
+
     def _saved_plans(self) -> SavedPlans | None:
         if (saved := self.planner.saved()) is None:
             return None
@@ -437,9 +452,8 @@ class Pool:
             return  # a forked child has neither the planner nor the file
         self.planner.stop()
         self.client.set_recording(False)
-        followed = self._remembered is not None and self.plans and self.planner.are_followed
         with _core.Bypass():
-            saved = self._saved_plans() if followed else None
+            saved = self._plans_to_remember()
         if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
             self.client.drop_patterns()
             self.client.set_retained_limit(0)

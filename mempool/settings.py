@@ -55,7 +55,8 @@ class Settings:
         mode: "off", "record" (record only) or "replay" (record, plan, replay).
         plan: plan file to start from, or None.
         remember: keep the plan of this run in the cache folder, and start from the plan of the program's last
-            run; "fresh": start without. A plan file and a limit of offloading set it aside.
+            run; "fresh": start without; "long": keep the plan of a run of some seconds only. A plan file or a
+            limit of offloading sets it aside.
         record: trace file to write, or None.
         max_reserved: largest size of the arena and all segments together, in bytes, or None.
         limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
@@ -75,7 +76,7 @@ class Settings:
 
     mode: Mode = "replay"
     plan: str | None = None
-    remember: bool | Literal["fresh"] = False
+    remember: bool | Literal["fresh", "long"] = False
     record: str | None = None
     max_reserved: int | None = None
     limit: int | None = None
@@ -139,9 +140,9 @@ def _memory(value: Any) -> Any:
 
 
 def _remember(value: Any) -> Any:
-    if isinstance(value, bool) or value == "fresh":
+    if isinstance(value, bool) or value in ("fresh", "long"):
         return value
-    raise UsageError(f"remember is {value!r}, not True, False or 'fresh'")
+    raise UsageError(f"remember is {value!r}, not True, False, 'fresh' or 'long'")
 
 
 def _path(name: str, value: Any) -> str:

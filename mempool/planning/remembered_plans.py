@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,13 @@ class RememberedPlansOptions:
     Attributes:
         max_files: plans of so many programs, pools and command lines: a year of work for most users.
         max_bytes: bytes of all files together; the plan of a large training has about one megabyte.
+        min_seconds: seconds of a run from which on its plan is worth the half second of writing and reading
+            that a file costs, where nobody asked for it.
     """
 
     max_files: int = 256
     max_bytes: int = 256 << 20
+    min_seconds: float = 5.0
 
 
 OPTIONS = RememberedPlansOptions()
@@ -56,10 +60,15 @@ class RememberedPlans:
             pool: the pool: framework, device and rank.
             arguments: the program's command line.
         """
+        self._began = time.monotonic()
         self._pool = _digest([pool])
         self._folder = folder / "plans"
         self._program = _digest([program])
         self.path = self._folder / f"{self._program}-{self._pool}-{_digest(arguments)}.plan"
+
+    def is_long_ago(self) -> bool:
+        """Return true if this run is long enough for a plan to be worth a file."""
+        return time.monotonic() - self._began >= OPTIONS.min_seconds
 
     def read(self) -> SavedPlans | None:
         """Return the plans of an earlier run; None if there are none. A damaged file is deleted."""
@@ -101,9 +110,10 @@ class RememberedPlans:
                 partial.unlink(missing_ok=True)
 
     def _newest(self) -> Path | None:
-        if self.path.exists():
+        if self.path.is_file():
             return self.path
-        others = _ages(self._folder.glob(f"{self._program}-{self._pool}-*.plan"))
+        files = self._folder.glob(f"{self._program}-{self._pool}-*.plan")
+        others = _ages(path for path in files if path.is_file())
         return max(others)[2] if others else None
 
 

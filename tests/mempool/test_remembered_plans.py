@@ -54,7 +54,7 @@ def report(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
     def run(*arguments: Any, environment: dict[str, str] | None = None) -> dict[str, Any]:
         file = tmp_path / "report.json"
-        own = {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": ""}
+        own = {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": "1"}
         subprocess.run(
             [MEMPOOL, "run", "--quiet", "--json", file, *map(str, arguments)],
             check=True,
@@ -113,7 +113,7 @@ def test_program_from_standard_input_keeps_no_plan(tmp_path: Path) -> None:
         input=PROGRAM,
         text=True,
         check=True,
-        env=os.environ | {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": ""},
+        env=os.environ | {"MEMPOOL_CACHE": str(tmp_path / "cache"), "MEMPOOL_REMEMBER": "1"},
     )
     assert not files(tmp_path)
 
@@ -306,6 +306,36 @@ def test_a_plan_file_sets_the_remembered_plan_aside(tmp_path: Path) -> None:
     with Pool(simulated(), background=False, remember=True, plan=file) as pool:
         assert pool.loaded is not None
         assert len(pool.loaded.plans[0].buffers) == 15
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, 1), (1e9, 0)])
+def test_plan_of_a_short_run_is_not_kept_unasked(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, kept: int
+) -> None:
+    options = remembered_plans.RememberedPlansOptions(min_seconds=seconds)
+    monkeypatch.setattr(remembered_plans, "OPTIONS", options)
+    with Pool(simulated(), background=False, remember="long") as pool:
+        iterate(pool, 12)
+    assert len(files(cache)) == kept
+
+
+def test_plans_made_in_place_of_remembered_ones_are_not_kept(cache: Path) -> None:
+    """They avoid what was alive in one run's arena, and would get larger from run to run."""
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 12)
+    [file] = files(cache)
+    before = file.read_bytes()
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 4)
+        [planned] = pool.planner.learner.registry
+        pool.planner.learner.builder.install(planned, None, instead_of=planned)
+        iterate(pool, 4)
+        assert pool.plans == 1
+    assert file.read_bytes() == before
+    with Pool(simulated(), background=False, remember=True) as pool:
+        iterate(pool, 4)
+        iterate(pool, 12, 30)
+    assert file.read_bytes() != before
 
 
 def test_other_values_of_remember_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ class Run:
         return path
 
     def _remember(self) -> dict[str, Any]:
-        """Return the option for the program's last plan: ``--fresh``, else the environment's, else true.
+        """Return the option for the program's last plan: ``--fresh``, else the environment's, else "long".
 
         A forked child keeps no plan, which would replace that of its parent.
         """
@@ -163,7 +163,7 @@ class Run:
             return {"remember": False}
         if self.options["fresh"]:
             return {"remember": "fresh"}
-        return {} if os.environ.get("MEMPOOL_REMEMBER", "").strip() else {"remember": True}
+        return {} if os.environ.get("MEMPOOL_REMEMBER", "").strip() else {"remember": "long"}
 
     def _own(self, path: str | None) -> str | None:
         """Return the path for this process; the name of a child's file contains the process number."""

@@ -46,7 +46,8 @@ def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
             f"the rehearsal failed, so the run starts without its plan: {reason} {outcome.line}".strip()
         )
     elif not quiet:
-        error_line(f"rehearsed {outcome.steps} steps in {outcome.seconds:.1f} s: {'; '.join(outcome.notes)}")
+        steps = "1 step" if outcome.steps == 1 else f"{outcome.steps} steps"
+        error_line(f"rehearsed {steps} in {outcome.seconds:.1f} s: {'; '.join(outcome.notes)}")
 
 
 @contextlib.contextmanager
