@@ -118,7 +118,7 @@ REFUSED: list[Any] = [
     ("fit m:f --plot x.svg", 2, "--plot draws several sizes"),
     ("fit m:f --trace x.trace --batch 1,2", 2, "--trace is of one size"),
     ("fit m:f --trace .", 3, "Is a directory"),
-    ("fit m:f --main", 2, "--main and arguments are for scripts"),
+    ("fit m:f --main", 2, "--main and arguments are for a script.py that runs as a program"),
     ("run ''", 3, "No such file"),
     ("run nowhere.py", 3, "nowhere.py"),
     ("run loop", 3, "loop: No such file"),
