@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Number of events between two looks of the planner for changes that do not wake it, such as a changed
 #: pattern.
 MOST_BETWEEN_LOOKS = 1 << 14
+#: Most bytes of a device without a limit: more than any has, in pages that a process can count.
+MOST_MAPPED = 1 << 45
 
 
 class _Pool(Pool):
@@ -65,6 +67,7 @@ class PlannedOnline(Allocator):
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
         """Run the allocator as specified by the base class."""
+        limit_bytes = min(limit_bytes, MOST_MAPPED)
         device = _core.ReplayDevice(limit_bytes, growing=self._growing)
         options: dict[str, Any] = {"small_bytes": self.small_bytes, "wait_bytes": self.wait_bytes}
         with replaying(trace, device, limit_bytes, **options) as (pool, replay):

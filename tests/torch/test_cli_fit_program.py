@@ -170,7 +170,7 @@ def test_loop_that_ends_by_a_value_runs_to_its_bound_with_a_caveat(
 
 def test_program_without_a_step_is_ended_after_some_time(tmp_path: Path) -> None:
     path = tmp_path / "waits.py"
-    path.write_text(HEAD + "while not (model(x) > 2).any():\n    pass\n")
+    path.write_text(HEAD + "import time\nwhile not (model(x) > 2).any():\n    time.sleep(1)\n")
     done = run_program(str(path), seconds=5)
     assert any("no optimizer step within 5 s and was ended at" in caveat.reason for caveat in done.caveats)
 

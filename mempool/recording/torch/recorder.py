@@ -76,7 +76,7 @@ class AccessRecorder(TorchDispatchMode):
         self._rows, self._places = Rows(limit), places
         self._ledger = Ledger(self._rows, self._now, places=places)
         self._known = self._ledger.known
-        self._context = Context(self._ledger, self._found_step)
+        self._context = Context(self._ledger, self.detected_step)
         self._operations: dict[Any, tuple[Operation, int]] = {}
         self._names: dict[str, int] = {}
         self._wrappers: dict[type, bool] = {}
@@ -139,7 +139,8 @@ class AccessRecorder(TorchDispatchMode):
         self._context.told = FORWARD
         self._mark(STEP)
 
-    def _found_step(self) -> None:
+    def detected_step(self) -> None:
+        """Mark the end of an iteration by a step of an optimizer; marks of `step` count instead, if any."""
         self._mark(FOUND_STEP)
 
     def _mark(self, name: str) -> None:

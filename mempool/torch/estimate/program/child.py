@@ -156,6 +156,8 @@ class _Program:
                 self._refuse(_STUBBORN)
             for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
                 self._recorder.own("parameters", module.parameters())  # also of models that are not called
+            if id(optimizer) == next(iter(self._optimizers)):
+                self._recorder.detected_step()  # the recorder's own hook does not see this step
             raise RehearsalEnd
 
     def _before_module(self, module: nn.Module, _: Any) -> None:
