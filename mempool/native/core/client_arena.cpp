@@ -95,8 +95,10 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
   if (!bypass_.decided && bypass_.larger >= kSeveral && 2 * bypass_.larger > due.place) {
     bypass_.decided = true;
     bypass_.active = may_bypass_plan();
-    if (bypass_.active) growth_deferred_ = false;  // the next boundary decides again
-    if (bypass_.active) decide(Decision::outgrown);
+    if (bypass_.active) {
+      growth_deferred_ = false;  // the next boundary decides again
+      decide(Decision::outgrown);
+    }
   }
   return alike;
 }

@@ -37,7 +37,7 @@ bool is_device_address(std::uintptr_t word) {
 // the arguments is a pointer if it was an address of live memory in each launch of the kernel, two at least: structures have
 // parts that no launch writes, in which stale addresses of the caller's stack lie.
 std::vector<fake::Range> uses_of(const KernelTraits& traits, void** arguments) {
-  enum Word : unsigned char { unseen, seen, pointer, other };
+  enum Word : unsigned char { unseen, address, other };
   static std::unordered_map<const void*, std::vector<Word>> kernels;
   std::vector<Word>& words = kernels[traits.arguments];
   std::vector<fake::Range> uses;
@@ -52,9 +52,8 @@ std::vector<fake::Range> uses_of(const KernelTraits& traits, void** arguments) {
       if (state == other || !is_device_address(word)) {
         state = other;
       } else if (state == unseen) {
-        state = seen;
+        state = address;
       } else {
-        state = pointer;
         uses.push_back({word, 1, static_cast<int>(uses.size()) == traits.written});
       }
     }
