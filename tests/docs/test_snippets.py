@@ -29,7 +29,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-W", "error", str(Path(__file__).with_name("run_page.py")), str(page)],
         cwd=tmp_path,
-        env=environment | {"COLUMNS": "100", "NO_COLOR": "1"},
+        env=environment | {"COLUMNS": "100", "NO_COLOR": "1", "MEMPOOL_REMEMBER": "0"},
         capture_output=True,
         text=True,
         check=False,

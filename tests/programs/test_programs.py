@@ -18,9 +18,15 @@ MEMPOOL = Path(sys.executable).with_name("mempool")
 #: One BLAS thread: with more, the order of additions and so the last bits are the machine's business.
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("MEMPOOL", "PYTHONPATH"))
-} | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+} | {
+    "MEMPOOL_REMEMBER": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py",))
+LONG_RUNS = {"train_convnet.py": (40,), "solve_poisson.py": (512, 500)}
 
 
 def run(*command: object) -> str:
@@ -72,15 +78,21 @@ def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) ->
 
 
 def test_reserved_memory_is_the_peak_load_and_persistent_bytes(ran: Ran) -> None:
+    """Measured in the last tenth: a busy machine plans late, and the pool trims an iteration later."""
     samples_file = ran.folder / "samples.json"
-    printed = run(MEMPOOL, "run", "--quiet", "observe.py", samples_file, *ran.program)
-    assert printed == ran.printed
+    run(
+        MEMPOOL,
+        "run",
+        "--quiet",
+        "observe.py",
+        samples_file,
+        ran.program[0],
+        *LONG_RUNS.get(ran.program[0], ()),
+    )
     samples = json.loads(samples_file.read_text())
-    largest = max(sample["planned_buffers"] or 0 for sample in samples)
-    steady = [s for s in samples if s["state"] == "replaying" and s["planned_buffers"] == largest]
-    steady = steady[len(steady) // 2 :]
-    assert len(steady) >= 5
-    # A sample is not one moment: what is counted a little later may be gone. Most samples are.
+    steady = samples[-len(samples) // 10 :]
+    assert {sample["state"] for sample in steady} == {"replaying"}
+    # The figures of one sample are read one after another while buffers come and go: the median is exact.
     ratios = [s["reserved_bytes"] / (s["peak_load_bytes"] + s["persistent_bytes"]) for s in steady]
     assert statistics.median(ratios) <= 1.02
 

@@ -25,8 +25,9 @@ class Outcome:
 def start(
     folder: Path, *command: str, flags: tuple[str, ...] = (), **environment: str
 ) -> subprocess.Popen[str]:
-    """Plain Python in a folder; the environment is this one, with PYTHONPATH left out."""
+    """Plain Python in a folder; of this environment, PYTHONPATH and the pool's settings are left out."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("MEMPOOL")}
+    inherited["MEMPOOL_REMEMBER"] = "0"  # plans of earlier runs would change what is tested
     return subprocess.Popen(
         [sys.executable, *flags, *command],
         cwd=folder,
