@@ -123,7 +123,7 @@ class Run:
             plan=self._plan_of(framework),
             **self._remember(),
             max_reserved=self.options["max_reserved"],
-            **({"limit": self.options["limit"]} if framework == "torch" else {}),
+            **({name: self.options[name] for name in ("limit", "backend")} if framework == "torch" else {}),
         )
         pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
         self.pools[framework] = pool
