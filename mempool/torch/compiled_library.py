@@ -159,12 +159,14 @@ def compiler() -> list[str]:
 
 
 def cuda_headers() -> Path:
-    """Return the folder of CUDA's headers: of the toolkit in ``$CUDA_HOME``, a package beside torch, or the system.
+    """Return the folder of CUDA's headers, of ``$CUDA_HOME``, a package beside torch, or the system.
 
     Raises:
         UsageError: the headers are in none of these places.
     """
-    folders = [Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [
+        Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)
+    ]
     for package, inside in CUDA_PACKAGES.items():
         found = importlib.util.find_spec(package)
         places = [] if found is None else list(found.submodule_search_locations or ())

@@ -1,9 +1,9 @@
 """Pool for PyTorch's tensors on CUDA devices, in front of PyTorch's own allocator.
 
-The *guest* (``guest.cpp``, compiled against the user's PyTorch) serves the requests that the plan knows from the
-arena, which is one block of PyTorch's allocator. All other requests, and all other functions of the allocator,
-are PyTorch's own. The guest can be installed while CUDA is in use, and serves until the pool is closed; planned
-tensors stay valid after that. One device is planned.
+The *guest* (``guest.cpp``, compiled against the user's PyTorch) serves the requests that the plan knows from
+the arena, which is one block of PyTorch's allocator. All other requests, and all other functions of the
+allocator, are PyTorch's own. The guest can be installed while CUDA is in use, and serves until the pool is
+closed; planned tensors stay valid after that. One device is planned.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class GuestPool(TensorPool):
         """
         if index is not None and index >= (count := statistics.devices()) > 0:
             raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
-        chosen = settings(**{name: options.get(name) for name in ("limit", "max_reserved", "check")})
-        given = {**options, "limit": chosen.limit, "max_reserved": chosen.max_reserved, "check": chosen.check}
+        names = ("limit", "max_reserved", "check")
+        chosen = settings(environment=True, **{name: options.get(name) for name in names})
+        given = {**options, **{name: getattr(chosen, name) for name in names}}
         for name, instead in _NOT_HERE.items():
             if given.get(name):
                 raise UsageError(f"{name} is not for backend='guest': {instead}")

@@ -139,9 +139,7 @@ def run(
 
     for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
         parsed(option, parse_memory, size)
-    chosen = _settings(
-        record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend
-    )
+    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
     if (output := overwritten_file(kept, (record, json_file))) is not None:
