@@ -124,6 +124,8 @@ def start(
     if not children and is_torchrun(program):
         sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
     environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
+    if cache := os.environ.get("MEMPOOL_CACHE"):  # the program may change its working directory
+        environment["MEMPOOL_CACHE"] = os.path.abspath(cache)  # noqa: PTH100
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
