@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run.child import OURS, VARIABLE
+from mempool.python_options import python_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,21 +139,9 @@ def _path(before: str | None) -> str:
 def _interpreter_flags() -> list[str]:
     """Return this Python's command-line flags, without the flags that disable the environment or `site`."""
     found: list[str] = []
-    rest = iter(sys.orig_argv[1:])
-    for flag in rest:
-        if flag[:1] != "-" or flag == "-":
-            break
-        if flag.startswith("--"):  # only --check-hash-based-pycs leads to a program
-            found += [flag, next(rest, "")]
-            continue
-        letters = iter(flag[1:])
-        for letter in letters:
-            if letter in "cm":
-                return found
-            if letter in "WX":
-                found += [f"-{letter}", "".join(letters) or next(rest, "")]
-            elif letter not in "EIS":
-                found.append(f"-{letter}")
+    for name, value in python_options(sys.orig_argv[1:]):
+        if name not in "EIScm":
+            found += [name if name.startswith("--") else f"-{name}", *([] if value is None else [value])]
     return found
 
 
