@@ -29,7 +29,8 @@ from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
-from mempool.rehearsal import checkpoints, generation
+from mempool.rehearsal import generation
+from mempool.rehearsal.checkpoints import Redirection
 from mempool.rehearsal.child import RehearsalEnd, own_line, program_line
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
@@ -91,7 +92,9 @@ class _Program:
         """Patch PyTorch for the rest of the process."""
         request, result = self.request, self.result
         sys.meta_path.insert(0, AfterImport(generation.end_at_length, generation.MODULES))
-        checkpoints.redirect(Path(request.folder, "checkpoints"), [], result.notes)
+        redirection = Redirection(Path(request.folder, "checkpoints"), [], result.notes)
+        redirection.patch_files()
+        redirection.patch_torch()
         torch.distributions.Distribution.set_default_validate_args(False)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
