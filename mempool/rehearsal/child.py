@@ -37,6 +37,7 @@ _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
 )
 _NOT_MEASURED = "the program starts Python processes: memory that these hold is not measured"
+_PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
 
@@ -45,6 +46,34 @@ class RehearsalEnd(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
+
+
+class Ending:
+    """End of a program at a time, in its main thread.
+
+    The exception is raised by `check`, which the main thread calls where operations begin. If it begins none,
+    the exception is raised wherever the thread is. During an operation that may be Python code that PyTorch's
+    C++ code calls and that must not raise: a callback of a weak reference, for example, ignores exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._raised = threading.Event()
+
+    def check(self) -> None:
+        """Raise the end of the program once, if it was requested and this is the main thread."""
+        if self._requested and threading.current_thread() is threading.main_thread():
+            self._requested = False
+            self._raised.set()
+            raise RehearsalEnd
+
+    def request(self) -> None:
+        """Let the main thread raise the end of the program."""
+        self._requested = True
+        if not self._raised.wait(_PATIENCE_SECONDS):
+            self._requested = False
+            main = ctypes.c_ulong(threading.main_thread().ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
 
 
 def begin() -> None:
@@ -79,6 +108,7 @@ class Rehearsal:
         self._pid = os.getpid()
         self._pool: Any = None
         self._files: Redirection | None = None
+        self._ending = Ending()
         self._torch: Any = None
 
     def begin(self) -> None:
@@ -134,6 +164,8 @@ class Rehearsal:
         from mempool.rehearsal.checkpoints import Redirection
 
         register_optimizer_step_post_hook(self._after_step)
+        if self.job.seconds is not None:
+            torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._ending.check())
         self._keep_peaks(torch)
         self._note_compilation(torch)
         self._note_optimizers(torch)
@@ -315,8 +347,7 @@ class Rehearsal:
         """Raise the end of the program in the main thread."""
         self._ended = True
         self._last_step = time.monotonic()
-        main = ctypes.c_ulong(threading.main_thread().ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
+        self._ending.request()
 
     def _note_hang(self) -> None:
         """Note where the main thread is: the program's line, and the innermost function."""

@@ -195,6 +195,17 @@ def test_long_program_without_steps_has_its_peak_although_the_history_takes_time
     assert run["peak_allocated_bytes"] >= GIB
 
 
+def test_time_ends_a_program_at_an_operation(cli: Cli) -> None:
+    """Elsewhere the program could be in a callback that ignores exceptions, as it mostly is here."""
+    lines = ["import time, torch, weakref", "model = torch.nn.Linear(64, 64).cuda()", "for _ in range(100):"]
+    lines += ["    y = model(torch.zeros(8, 64, device='cuda'))"]
+    lines += ["    r = weakref.ref(y, lambda _: time.sleep(0.4))", "    del y"]
+    Path("serve.py").write_text("\n".join(lines))
+    run = rehearse(cli, "--seconds 6", f"{Path.cwd()}/serve.py")
+    assert (run["ended"], run["exit_code"]) == ("seconds", 0)
+    assert run["seconds"] < 14  # sooner than after the time that a program has to end
+
+
 @pytest.mark.parametrize(
     ("how", "ended", "message"),
     [("error", "error", "ValueError: no such file"), ("hang", "hang", "no optimizer step within 1 s, in ")],
