@@ -13,6 +13,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -333,24 +334,36 @@ class Guest final : public cca::CUDAAllocator {
     restored_pool = false;
     for (;;) {
       const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
+      if (answer == planned) return answer;
+      hand_back();  // an arena that the core has just released serves the host's next request
       if (answer != prepare) return answer;
       get_arena(request.device);
     }
   }
+  // Return true if the host could give a block of so many bytes once its cache is released. If not, the cache stays: released
+  // without need, the host would fill it again in another order.
+  static bool fits(DeviceIndex device, size_t bytes) {
+    constexpr size_t unit = size_t{2} << 20;  // the host's segments are multiples
+    const cca::DeviceStats stats = host->getDeviceStats(device);
+    const auto current = [](const auto& stat) { return static_cast<size_t>(stat[kAll].current); };
+    const size_t stays = current(stats.active_bytes) + current(stats.inactive_split_bytes);
+    const auto [free, total] = host->getMemoryInfo(device);
+    const size_t whole = (bytes + unit - 1) / unit * unit;
+    const auto most = static_cast<size_t>(host->getMemoryFraction(device) * static_cast<double>(total));
+    const size_t reserved = current(stats.reserved_bytes);
+    return stays + whole <= most && whole <= free + (reserved - std::min(reserved, stays));
+  }
   // Get the block of the arena from the host. Memory that the host has cached for the time before the plan is released first.
   // The block may have been used on any stream, and any stream will use it: the device is waited for once.
   static void get_arena(DeviceIndex device) {
-    hand_back();
     const size_t bytes = core->wanted(device);
     if (bytes == 0) return;
     arena_device.store(device);
     void* block = nullptr;
-    try {
+    if (fits(device, bytes)) try {
       host->emptyCache({0, 0});
-      size_t largest = 0;
-      host->cacheInfo(device, &largest);
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
-      if (largest >= bytes) block = host->raw_alloc(bytes);
+      block = host->raw_alloc(bytes);
       const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;
       arena_slack.store(taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
       c10::cuda::device_synchronize();

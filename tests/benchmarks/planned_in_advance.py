@@ -4,8 +4,9 @@
 
 Needs a CUDA build of PyTorch, and no GPU: the loops run on the stand-in. The table has multiples of the peak
 live bytes: most reserved bytes without a limit, reserved bytes at the end, and with ``--limits`` the smallest
-limit at which training ends, found by bisection to 0.002. ``mempool`` is the pool on plain memory, and
-``saved`` replays the plan that an earlier run of the same loop saved.
+limit at which training ends, found by bisection to 0.002. ``mempool`` is the pool on plain memory; ``guest``
+is the pool in front of PyTorch's allocator, also with expandable segments; ``saved`` replays the plan that an
+earlier run of the same loop saved.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from mempool.rehearsal import Machine, standin
 
 GIB = 1 << 30
 LOOPS = ("gpt", "cnn", "lengths", "any length")
-WAYS = ("native", "expandable", "mempool", "growing", "mempool, saved", "growing, saved")
+WAYS = (
+    "native", "expandable", "mempool", "growing", "guest", "guest expandable",
+    "mempool, saved", "growing, saved", "guest, saved", "guest expandable, saved",
+)  # fmt: skip
 ACCURACY = 0.002  #: of the smallest limit, as a multiple of the peak live bytes
 
 
@@ -51,7 +55,8 @@ def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -
         pool.save(save)
     return {
         "failed": failed,
-        "live": torch.cuda.max_memory_allocated(),
+        # PyTorch's own peak counts the guest's arena as a whole
+        "live": pool.client.stats()["live"]["peak"] if "guest" in way else torch.cuda.max_memory_allocated(),
         "most": torch.cuda.max_memory_reserved(),
         "end": torch.cuda.memory_reserved(),
     }

@@ -1,6 +1,6 @@
 """One training run on a GPU under one allocator, in a process of its own; prints what it measured as JSON.
 
-python worker.py native|expandable|async|mempool|growing WORKLOAD [BYTES]
+python worker.py native|expandable|async|mempool|growing|guest WORKLOAD [BYTES]
 
 Each workload is trained for so many of its periods that a plan is in effect, and its last ones are timed.
 With BYTES the allocator may hold that much, 0 for as much as there is, and what is told is whether training
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     import torch
 
 MEMORIES = {"mempool": "plain", "growing": "growing"}
-CONFIGURATIONS = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+CONFIGURATIONS = {
+    "expandable": "expandable_segments:True",
+    "async": "backend:cudaMallocAsync",
+    "guest expandable": "expandable_segments:True",
+}
+GUESTS = ("guest", "guest expandable")
 
 
 def prepare(way: str, plan: str | None = None) -> Any:
@@ -33,10 +38,12 @@ def prepare(way: str, plan: str | None = None) -> Any:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    if way not in MEMORIES:
+    if way not in (*MEMORIES, *GUESTS):
         return None
     import mempool.torch
 
+    if way in GUESTS:
+        return mempool.torch.install(device="cuda", backend="guest", plan=plan)
     return mempool.torch.install(device="cuda", memory=MEMORIES[way], plan=plan)
 
 

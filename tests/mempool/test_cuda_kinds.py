@@ -34,7 +34,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def test_unknown_memory_kind_and_missing_device_are_refused(fake: FakeCuda) -> None:
-    with pytest.raises(ValueError, match="plain, growing, managed or pinned"):
+    with pytest.raises(ValueError, match="plain, growing, managed, pinned or hosted"):
         fake.device(memory="fast")
     with pytest.raises(RuntimeError, match="no CUDA device 7; the driver sees 2"):
         fake.device(7).check()

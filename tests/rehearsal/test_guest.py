@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import alone, run_each_alone
+
+from mempool.rehearsal import standin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,7 +268,7 @@ def test_options_of_the_pluggable_backend_are_refused() -> None:
 
 
 @alone
-def test_missing_compiler_falls_back_to_pluggable_with_one_line(tmp_path: str) -> None:
+def test_missing_compiler_falls_back_to_pluggable_with_a_warning(tmp_path: str) -> None:
     os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
     said = logged()
     install()
@@ -273,7 +277,7 @@ def test_missing_compiler_falls_back_to_pluggable_with_one_line(tmp_path: str) -
 
 
 @alone
-def test_unknown_release_falls_back_to_pluggable_with_one_line() -> None:
+def test_unknown_release_falls_back_to_pluggable_with_a_warning() -> None:
     warnings.simplefilter("ignore")  # the version was not tested
     torch.__version__ = "2.99.0"
     said = logged()
@@ -416,6 +420,28 @@ def test_captured_graph_keeps_its_memory_in_native() -> None:
 
 
 @alone
+def test_restored_state_of_a_graph_pool_is_natives() -> None:
+    """Tensors of the pool made after the state lose their deleter; those of the state get one."""
+    pool = install()
+    train(pool)
+    static = tensor(4 * MIB)
+    handle, graphs = torch.cuda.graph_pool_handle(), [torch.cuda.CUDAGraph() for _ in range(2)]
+    with torch.cuda.graph(graphs[0], pool=handle):
+        first = static.clone()
+    state = torch._C._cuda_getCheckpointState(0, handle)
+    with torch.cuda.graph(graphs[1], pool=handle):
+        second = static.clone()
+    assert torch._C._has_Standard_Deleter(first.untyped_storage()._cdata) is False
+    torch._C._cuda_setCheckpointPoolState(0, state, [second.untyped_storage()._cdata], [])
+    assert torch._C._has_Standard_Deleter(first.untyped_storage()._cdata)
+    hits = values(pool)["hits"]
+    train(pool, 4)
+    assert values(pool)["hits"] > hits
+    del first, second
+    assert driver().faults == []
+
+
+@alone
 def test_private_pool_is_native() -> None:
     pool = install()
     train(pool)
@@ -553,6 +579,22 @@ def test_check_of_a_gpu_holds(check: str) -> None:
     with silent():
         checks.CHECKS[check](mempool.torch.install(device="cuda", backend="guest"))
     assert driver().faults == []
+
+
+def test_run_command_serves_a_program_by_the_guest(tmp_path: Path, libraries: dict[str, str]) -> None:
+    program, file = Path(__file__).with_name("programs") / "loop.py", tmp_path / "report.json"
+    command = [Path(sys.executable).with_name("mempool"), "run", "--backend", "guest", "--json", file]
+    environment = {"PYTHONPATH": str(Path(standin.__file__).with_name("startup")), "MEMPOOL_REMEMBER": "0"}
+    done = subprocess.run(
+        [*command, program, f"--report={tmp_path / 'reported'}"],
+        env=os.environ | libraries | environment | {"TORCHDYNAMO_DISABLE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "backend='pluggable'" not in done.stderr
+    assert json.loads(file.read_text())["pools"]["torch"]["allocations"] > 0
 
 
 if __name__ == "__main__":

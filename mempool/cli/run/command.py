@@ -181,6 +181,8 @@ def _check_rehearsal(chosen: Settings, *, fresh: bool) -> None:
         raise typer.BadParameter(
             "a rank's rehearsal would join another rank's run: leave --rehearse out under torchrun"
         )
+    if chosen.backend == "guest":
+        raise typer.BadParameter("a rehearsal's plan is of the other backend: leave --backend guest out")
     if chosen.memory == "managed":
         raise typer.BadParameter("a rehearsal has no managed memory: leave MEMPOOL_MEMORY out")
 
