@@ -36,7 +36,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   int (*free)(void* address, size_t* bytes);
   int (*use)(void* address, intptr_t stream);
   void* (*arena_of)(void* address);
-  size_t (*wanted)(int device);
+  size_t (*wanted)(int device, size_t room);
   void* (*offer)(int device, void* block, size_t bytes);
   void* (*returned)();
   int (*make_room)(size_t bytes, int device, intptr_t stream, void** address);
@@ -340,27 +340,27 @@ class Guest final : public cca::CUDAAllocator {
       get_arena(request.device);
     }
   }
-  // Return true if the host could give a block of so many bytes once its cache is released. If not, the cache stays: released
-  // without need, the host would fill it again in another order.
-  static bool fits(DeviceIndex device, size_t bytes) {
+  // Return the bytes that the host could give once its cache is released.
+  static size_t room(DeviceIndex device) {
     constexpr size_t unit = size_t{2} << 20;  // the host's segments are multiples
     const cca::DeviceStats stats = host->getDeviceStats(device);
     const auto current = [](const auto& stat) { return static_cast<size_t>(stat[kAll].current); };
     const size_t stays = current(stats.active_bytes) + current(stats.inactive_split_bytes);
     const auto [free, total] = host->getMemoryInfo(device);
-    const size_t whole = (bytes + unit - 1) / unit * unit;
     const auto most = static_cast<size_t>(host->getMemoryFraction(device) * static_cast<double>(total));
     const size_t reserved = current(stats.reserved_bytes);
-    return stays + whole <= most && whole <= free + (reserved - std::min(reserved, stays));
+    const size_t allowed = most - std::min(most, stays), there = free + (reserved - std::min(reserved, stays));
+    return std::min(allowed, there) / unit * unit;
   }
-  // Get the block of the arena from the host. Memory that the host has cached for the time before the plan is released first.
+  // Get the block of the arena from the host, if one is requested. Memory that the host has cached for the time before the plan
+  // is released first, but not for a block that would not fit: the host would fill its cache again in another order.
   // The block may have been used on any stream, and any stream will use it: the device is waited for once.
   static void get_arena(DeviceIndex device) {
-    const size_t bytes = core->wanted(device);
+    const size_t most = room(device), bytes = core->wanted(device, most);
     if (bytes == 0) return;
     arena_device.store(device);
     void* block = nullptr;
-    if (fits(device, bytes)) try {
+    if (bytes <= most) try {
       host->emptyCache({0, 0});
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
       block = host->raw_alloc(bytes);

@@ -38,6 +38,8 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
     from mempool import UsageError
 
 MIB = 1 << 20
+#: Random programs of each kind; a soak asks for more.
+SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "3")))
 
 
 def install(**options: Any) -> mempool.torch.TensorPool:
@@ -296,7 +298,7 @@ def test_tensors_outlive_the_interpreter() -> None:
 # --- streams and threads
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_repeated_program_with_streams_reads_its_own_bytes(seed: str) -> None:
     """The same random program in each iteration, so that its tensors are planned."""
@@ -314,7 +316,7 @@ def test_repeated_program_with_streams_reads_its_own_bytes(seed: str) -> None:
     ended(pool, program)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_random_program_reads_its_own_bytes(seed: str) -> None:
     pool = install()
@@ -323,7 +325,7 @@ def test_random_program_reads_its_own_bytes(seed: str) -> None:
     ended(pool, program)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
     pool = install(background=True)

@@ -98,11 +98,14 @@ void* arena_of(void* address) {
   return pointer_to(base);
 }
 
-std::size_t wanted(int device) {
+std::size_t wanted(int device, std::size_t room) {
   const Presence::Here here;
   HostedMemory::any_request().store(false);
   Client* const client = client_of(device);
-  return client == nullptr ? 0 : client->pool().source().device().hosted()->take_request();
+  if (client == nullptr) return 0;
+  HostedMemory& memory = *client->pool().source().device().hosted();
+  memory.set_room(room);
+  return memory.take_request();
 }
 
 void* offer(int device, void* block, std::size_t bytes) {

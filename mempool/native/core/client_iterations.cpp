@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/client.hpp"
+#include "devices/hosted_memory.hpp"
 
 namespace mempool {
 namespace {
@@ -127,6 +128,7 @@ void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
   ++iterations_;
   taken_outside_arena_ = 0;
+  if (HostedMemory* const hosted = pool_->source().device().hosted()) hosted->ask_room();
   bypass_ = {};
   if (ended != nullptr) {
     // A warm-up is always followed by the steady pattern.

@@ -97,7 +97,7 @@ class Pool : private Live<Pool>, private Idle {
     return arena_base_ + slot.offset;
   }
   // Return true if, as far as known, memory for a second arena of the same size is available beside this one.
-  bool fits_twice() noexcept { return could_be_reserved(2 * arena_bytes_, true); }
+  bool fits_twice() noexcept;
   // called at a boundary; ends the arena drain unless a pattern needs a larger arena
   void end_drain_unless_needed() noexcept;
   // Places kept empty by the arena drain that prepares a larger arena.

@@ -44,6 +44,10 @@ class HostedMemory {
     offered_bytes_ = 0;
     return std::exchange(offered_, 0);
   }
+  // Ask how many more bytes the host could give; the adapter answers before the next request.
+  void ask_room() noexcept { any_request().store(true); }
+  void set_room(std::size_t bytes) noexcept { room_.store(bytes); }
+  std::size_t room() const noexcept { return room_.load(); }
   // Take the offered block; 0: none of at least `bytes`.
   Address take(std::size_t bytes) noexcept {
     const Guarded guard(lock_);
@@ -71,7 +75,7 @@ class HostedMemory {
     returned().any.store(!blocks.empty());
     return block;
   }
-  // Set by each request; the adapter clears the flag before it looks at all devices.
+  // Set by each request and question; the adapter clears the flag before it looks at all devices.
   static Atomic<bool>& any_request() noexcept {
     static Atomic<bool> any{false};
     return any;
@@ -90,6 +94,7 @@ class HostedMemory {
   static constexpr std::size_t kNoRefusal = ~std::size_t{0};
 
   Lock lock_;
+  Atomic<std::size_t> room_{kNoRefusal};
   std::size_t requested_ = 0;
   Address offered_ = 0;
   std::size_t offered_bytes_ = 0;
