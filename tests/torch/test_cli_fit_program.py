@@ -280,6 +280,7 @@ BAD = {
 
 
 @no_cuda
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(("lines", "reason"), BAD.values(), ids=BAD)
 def test_program_that_cannot_be_tried_is_refused_with_line_and_remedy(
     tmp_path: Path,

@@ -50,7 +50,7 @@ _THREAD = "it runs a model in another thread, where nothing is recorded"
 _STUBBORN = "it catches every exception, and so does not end"
 #: Signs of errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-_MOST_IGNORED = 100  #: ends of the run that a program may catch
+_MOST_IGNORED = 30  #: ends of the run that a program may catch
 
 
 class _Program:
@@ -247,7 +247,12 @@ def _in_this_process(loader: Any) -> Any:
         return _Batches(loader)
 
 
-if __name__ == "__main__":
-    given: dict[str, Any] = json.loads(sys.argv[1])
+def main(text: str) -> None:
+    """Run the program of a request in JSON to its end, and end the process."""
+    given: dict[str, Any] = json.loads(text)
     given |= {"arguments": tuple(given["arguments"]), "capability": tuple(given["capability"])}
     _Program(Request(**given)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
