@@ -251,6 +251,7 @@ Trainer(model=BertForSequenceClassification(config), args=arguments, train_datas
 
 
 @no_cuda
+@pytest.mark.full
 def test_trainer_accumulates(fitted: Any) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
