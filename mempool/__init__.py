@@ -14,6 +14,7 @@ from mempool._siblings import check_built, check_siblings
 check_built()
 check_siblings()
 
+import mempool.cache_folder  # noqa: E402, F401 - notes the working folder
 from mempool.errors import MempoolError, OutOfMemoryError, UsageError  # noqa: E402
 from mempool.pool import Pool  # noqa: E402
 from mempool.settings import Settings  # noqa: E402

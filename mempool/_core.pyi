@@ -258,6 +258,8 @@ class Mark(enum.Enum):
 
     END = 2
 
+MOST_PATTERNS: int = 16
+
 class Client:
     """
     One adapter's view of a pool: sequences, recording, patterns, statistics.

@@ -1,12 +1,23 @@
 """Folder for files that later processes use again.
 
-It is ``$MEMPOOL_CACHE``, else ``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``.
+It is ``$MEMPOOL_CACHE``, else ``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``. A relative path counts
+from the working folder at the import of `mempool`, since the program may change its folder later.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed: `cache_folder` fails if the path is relative
+        return Path()
+
+
+_BEGAN = _working_folder()
 
 
 def cache_folder() -> Path:
@@ -17,6 +28,6 @@ def cache_folder() -> Path:
     """
     chosen, cache = os.environ.get("MEMPOOL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     home = Path(cache) if cache else Path("~/.cache").expanduser()
-    folder = (Path(chosen) if chosen else home / "mempool").absolute()
+    folder = (_BEGAN / (Path(chosen) if chosen else home / "mempool")).absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

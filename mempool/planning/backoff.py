@@ -28,7 +28,7 @@ class WakeConditions(NamedTuple):
     Attributes:
         allocations: total number of allocations.
         misses: total number of misses.
-        miss_score: the core's score of miss_score iterations.
+        miss_score: the core's score of iterations with misses.
         replan_at_iteration: iteration before which no plan is made around pinned ranges.
         other_layouts: number of layout changes of other clients' plans; None disables this condition.
     """
@@ -59,9 +59,7 @@ class RecordingSchedule:
         self._unimproved = 0  # consecutive recordings that found no better plan than the followed one
         self._pause_until = NEVER  # allocation count at which the pause ends
         self._share = math.inf  # share of misses that ends the pause while a plan is in effect
-        self._miss_score = (
-            NEVER  # score of miss_score iterations that ends the pause while a plan is in effect
-        )
+        self._miss_score = NEVER  # score of misses that ends the pause while a plan is in effect
         self._planned = False  # the pause ends when no plan is in effect any more
 
     def recording_began(self, now: AllocationCounts) -> None:

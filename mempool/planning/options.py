@@ -23,6 +23,8 @@ class PlannerOptions:
             interpreter's lock. Measured with a test suite of statsmodels on two cores of a virtual machine,
             where the planner's 8,000 waits took 0.6 s of the program's processor time.
         turn_seconds: seconds between two checks for budget or for something to log.
+        retry_seconds: seconds until the planner works again after a failure; doubled by each one in a row.
+        max_retry_seconds: largest number of these seconds: a failing planner costs nothing then.
         log_lines: most lines that ``explain`` logs at a time.
         log_seconds: least seconds between two times of logging by ``explain``.
         ignored_miss_rate: miss rate that never justifies recording again.
@@ -94,6 +96,8 @@ class PlannerOptions:
     free_plans: int = 32
     handover_seconds: float = 80e-6
     turn_seconds: float = 0.25
+    retry_seconds: float = 0.1
+    max_retry_seconds: float = 60.0
     log_lines: int = 8
     log_seconds: float = 5.0
     ignored_miss_rate: float = 1 / 1000

@@ -282,15 +282,22 @@ class Planner:
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # sandboxes may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        logged, failures = "", 0
         while not self._stop.is_set():
             try:
                 self.run_once()
-            except Exception:
+                failures = 0
+            except Exception as error:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: imports may fail
-                log.exception("the planner failed; the pool goes on without a new plan for now")
+                if repr(error) != logged:
+                    logged = repr(error)
+                    log.exception("the planner failed; the pool goes on without a new plan for now")
                 with self._learning, contextlib.suppress(Exception):
                     self.learner.pause_after_failure()
+                # A pause of the recording does not help where the wait itself fails.
+                self._stop.wait(min(OPTIONS.retry_seconds * 2.0**failures, OPTIONS.max_retry_seconds))
+                failures += 1
 
     def run_once(self, seconds: float = _FOR_EVER) -> None:
         """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""

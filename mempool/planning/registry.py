@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from mempool import _core
 from mempool.logs import log
 from mempool.planning.backoff import NEVER, ExponentialBackoff
 from mempool.planning.options import OPTIONS
@@ -16,7 +17,6 @@ from mempool.settings import made_with
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mempool import _core
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 STRAYS = ("size_mismatch", "slot_occupied", "past_end", "desynchronized")
-#: Largest number of plans, the same as in the core.
-MOST_KNOWN = 16
+#: Largest number of plans that the core keeps.
+MOST_KNOWN: int = _core.MOST_PATTERNS
 
 
 class PlanRegistry:
@@ -235,7 +235,7 @@ class PlanMetadata:
         self._extension_backoff: dict[bytes, ExponentialBackoff] = {}
 
     def reset_backoff(self) -> None:
-        """Reset the backoff for a new pattern, whose plan may be replan_backoff by pinned ranges at once."""
+        """Reset the backoff: a new pattern may be planned around pinned ranges at once."""
         self.replan_backoff = ExponentialBackoff()
 
     def avoided_ranges(self, key: bytes) -> Ranges:

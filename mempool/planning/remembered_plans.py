@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mempool.cache_folder import cache_folder
 from mempool.logs import log
+from mempool.python_options import python_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,7 +146,7 @@ def _program() -> str | None:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if isinstance(file, str) and file != "<stdin>":
         return os.path.realpath(file)
-    flag, value = _code_or_module(sys.orig_argv[1:])
+    flag, value = next((given for given in python_options(sys.orig_argv[1:]) if given[0] in "cm"), ("", None))
     if value is None:
         return None
     if flag == "c":  # a child that multiprocessing spawns imports the script before it has a parent process
@@ -154,24 +155,6 @@ def _program() -> str | None:
         return None
     package = sys.modules.get(value.partition(".")[0])  # it is being imported, and the module is not yet
     return f"{getattr(package, '__file__', None)} -m {value}"
-
-
-def _code_or_module(arguments: Sequence[str]) -> tuple[str, str | None]:
-    """Return "c" or "m" and the value of this option of Python; the value is None for other programs."""
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith("-") or argument == "-":
-            break
-        if argument.startswith("--"):  # only --check-hash-based-pycs leads to a program
-            next(rest, None)
-            continue
-        for at, letter in enumerate(argument[1:], start=2):
-            value = argument[at:] or (next(rest, None) if letter in "cmWX" else None)
-            if letter in "cm":
-                return letter, value
-            if letter in "WX":
-                break
-    return "", None
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -19,42 +19,22 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _TOO_LARGE = 1 << 30
 
 
-def redirect(folder: Path, redirected: list[str], notes: list[str]) -> Callable[[], None]:
-    """Write checkpoints, and what would write over a file, into a folder; reads find them there.
+class Redirection:
+    """Redirection of checkpoints, and of what would write over a file, into a folder; reads find them there.
 
     Files from before the rehearsal are not removed either.
-
-    Args:
-        folder: the folder, made on first use.
-        redirected: list that gets the path of each file as the program named it.
-        notes: list that gets a sentence for each path that the program wanted to remove.
-
-    Returns:
-        A function that restores Python's own functions for files, once the program has ended.
     """
-    import torch
-
-    redirection = _Redirection(folder, redirected, notes)
-    redirection.patch_files()
-    torch.save = _with_path(torch.save, 1, "f", redirection.moved, skip="obj")
-    torch.load = _with_path(torch.load, 0, "f", redirection.known)
-    try:
-        import safetensors.torch as safetensors
-    except ImportError:
-        return redirection.restore_files
-    safetensors.save_file = _with_path(
-        safetensors.save_file, 1, "filename", redirection.moved, skip="tensors"
-    )
-    safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", redirection.known)
-    return redirection.restore_files
-
-
-class _Redirection:
-    """Places of redirected files by their absolute path as the program names them."""
 
     def __init__(self, folder: Path, redirected: list[str], notes: list[str]) -> None:
+        """Redirect nothing yet.
+
+        Args:
+            folder: the folder, made on first use.
+            redirected: list that gets the path of each file as the program named it.
+            notes: list that gets a sentence for each path that the program wanted to remove.
+        """
         self._folder, self._redirected, self._notes = folder, redirected, notes
-        self._places: dict[str, Path] = {}
+        self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
         self._began = time.time()
         self._replaced: list[tuple[Any, str, Any]] = []
 
@@ -63,15 +43,34 @@ class _Redirection:
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
         if name not in self._places:
             self._folder.mkdir(exist_ok=True)
-            self._places[name] = self._folder / f"{len(self._places)}-{Path(name).name}"
+            self._places[name] = self._folder / f"{os.getpid()}-{len(self._redirected)}-{Path(name).name}"
             self._redirected.append(os.fspath(path))
         return self._places[name]
 
     def known(self, path: Any) -> Any:
         """Return the place of a redirected file, or the path itself."""
-        if isinstance(path, (str, os.PathLike)):
+        if self._places and isinstance(path, (str, os.PathLike)):
             return self._places.get(os.path.abspath(os.fspath(path)), path)  # noqa: PTH100
         return path
+
+    def matters(self, path: Path, mode: str) -> bool:
+        """Return true for checkpoints, and for files of the program's folder that would be written over."""
+        return path.suffix in _SUFFIXES or (
+            "w" in mode and path.is_file() and path.absolute().is_relative_to(Path.cwd())
+        )
+
+    def patch_torch(self) -> None:
+        """Patch the functions by which PyTorch and safetensors write and read checkpoints."""
+        import torch
+
+        torch.save = _with_path(torch.save, 1, "f", self.moved, skip="obj")
+        torch.load = _with_path(torch.load, 0, "f", self.known)
+        try:
+            import safetensors.torch as safetensors
+        except ImportError:
+            return
+        safetensors.save_file = _with_path(safetensors.save_file, 1, "filename", self.moved, skip="tensors")
+        safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", self.known)
 
     def patch_files(self) -> None:
         """Patch Python's functions that open, rename, copy and remove files."""
@@ -104,7 +103,7 @@ class _Redirection:
         def call(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
             if isinstance(path, (str, os.PathLike)):
                 writes = any(letter in mode for letter in "wax+")
-                path = self.moved(path) if writes and _matters(Path(path), mode) else self.known(path)
+                path = self.moved(path) if writes and self.matters(Path(path), mode) else self.known(path)
             return function(path, mode, *args, **options)
 
         return call
@@ -112,6 +111,8 @@ class _Redirection:
     def _keeping(self, function: Any) -> Any:
         @functools.wraps(function)
         def call(path: Any, *args: Any, **options: Any) -> Any:
+            if options.get("dir_fd") is not None:
+                return function(path, *args, **options)
             if isinstance(path, (str, os.PathLike)) and not options and _is_old(Path(path), self._began):
                 note = f"{os.fspath(path)} was not removed"
                 if note not in self._notes:
@@ -168,13 +169,6 @@ def _bytes(value: Any) -> int:
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
-def _matters(path: Path, mode: str) -> bool:
-    """Return true for checkpoints, and for files below the program's folder that would be written over."""
-    return path.suffix in _SUFFIXES or (
-        "w" in mode and path.is_file() and path.absolute().is_relative_to(Path.cwd())
-    )
 
 
 def _is_old(path: Path, began: float) -> bool:

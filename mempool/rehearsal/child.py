@@ -24,17 +24,20 @@ from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
 from mempool.units import binary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType, TracebackType
+
+    from mempool.rehearsal.checkpoints import Redirection
 
 #: Environment variable with the job; only the program's own process has it, child processes do not.
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _EAGER = "torch.compile had no effect: compiled, the program may hold less memory"
+_NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
 _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
 )
 _NOT_MEASURED = "the program starts Python processes: memory that these hold is not measured"
+_PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
 
@@ -43,6 +46,34 @@ class RehearsalEnd(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
+
+
+class Ending:
+    """End of a program at a time, in its main thread.
+
+    The exception is raised by `check`, which the main thread calls where operations begin. If it begins none,
+    the exception is raised wherever the thread is. During an operation that may be Python code that PyTorch's
+    C++ code calls and that must not raise: a callback of a weak reference, for example, ignores exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._raised = threading.Event()
+
+    def check(self) -> None:
+        """Raise the end of the program once, if it was requested and this is the main thread."""
+        if self._requested and threading.current_thread() is threading.main_thread():
+            self._requested = False
+            self._raised.set()
+            raise RehearsalEnd
+
+    def request(self) -> None:
+        """Let the main thread raise the end of the program."""
+        self._requested = True
+        if not self._raised.wait(_PATIENCE_SECONDS):
+            self._requested = False
+            main = ctypes.c_ulong(threading.main_thread().ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
 
 
 def begin() -> None:
@@ -76,16 +107,27 @@ class Rehearsal:
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
-        self._restore_files: Callable[[], None] = lambda: None
+        self._files: Redirection | None = None
+        self._ending = Ending()
         self._torch: Any = None
 
     def begin(self) -> None:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
+        if self.job.remember:
+            from mempool.rehearsal.new_files import NewFiles
+
+            self._files = NewFiles(*self._redirects, journal=self._folder)
+            self._files.patch_files()
         sys.meta_path.insert(0, AfterImport(self._after_import, ("torch", *generation.MODULES)))
         sys.excepthook = self._on_error
         self._note_processes()
         atexit.register(self._finish)
         threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
+
+    @property
+    def _redirects(self) -> tuple[Path, list[str], list[str]]:
+        """The folder for redirected files, and the lists of these and of other notes."""
+        return self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes
 
     def _note_processes(self) -> None:
         """Note processes that the program starts and this rehearsal cannot measure or answer."""
@@ -118,9 +160,12 @@ class Rehearsal:
         self._last_step = time.monotonic()  # the import has no part in the time without a step
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from mempool.rehearsal import checkpoints, ranks, value_reads, value_rules
+        from mempool.rehearsal import ranks, value_reads, value_rules
+        from mempool.rehearsal.checkpoints import Redirection
 
         register_optimizer_step_post_hook(self._after_step)
+        if self.job.seconds is not None:
+            torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._ending.check())
         self._keep_peaks(torch)
         self._note_compilation(torch)
         self._note_optimizers(torch)
@@ -130,9 +175,11 @@ class Rehearsal:
         torch.distributions.Distribution.set_default_validate_args(False)
         value_reads.install(self.outcome.value_reads, self.outcome.shape_reads)
         value_rules.install(self.outcome.shape_reads, self.job.select)
-        if not self.job.allow_writes:
-            folder = self._folder / "checkpoints"
-            self._restore_files = checkpoints.redirect(folder, self.outcome.redirected, self.outcome.notes)
+        if self._files is None and not self.job.allow_writes:
+            self._files = Redirection(*self._redirects)
+            self._files.patch_files()
+        if self._files is not None:
+            self._files.patch_torch()
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
@@ -179,7 +226,7 @@ class Rehearsal:
 
         @functools.wraps(compile_)
         def noted(*args: Any, **options: Any) -> Any:
-            if own_line(sys._getframe(1), 1) and _EAGER not in self.outcome.notes:
+            if _is_run_by_program(sys._getframe(1)) and _EAGER not in self.outcome.notes:
                 self.outcome.notes.append(_EAGER)
             return compile_(*args, **options)
 
@@ -300,8 +347,7 @@ class Rehearsal:
         """Raise the end of the program in the main thread."""
         self._ended = True
         self._last_step = time.monotonic()
-        main = ctypes.c_ulong(threading.main_thread().ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
+        self._ending.request()
 
     def _note_hang(self) -> None:
         """Note where the main thread is: the program's line, and the innermost function."""
@@ -370,7 +416,11 @@ class Rehearsal:
     def _note_plan(self) -> None:
         """Keep the pool's plan, and note what it is of."""
         planned = self._pool.planned
-        self._restore_files()
+        if _EAGER in self.outcome.notes:
+            self.outcome.notes.append(_NO_PLAN)
+            return
+        if self._files is not None:
+            self._files.restore_files()
         self._pool.close()
         if planned is None:
             self.outcome.notes.append("there is no plan: no step was seen to repeat")
@@ -402,6 +452,15 @@ def own_line(frame: FrameType, number: int) -> str:
     if name.startswith("<") or "site-packages" in name or name.startswith(_LIBRARIES):
         return ""
     return f"{os.path.relpath(name)}:{number}"
+
+
+def _is_run_by_program(frame: FrameType | None) -> bool:
+    """Return true if the program runs a frame, itself or through a library, beyond an import of a module."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        if own_line(frame, 1):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def program_line(frame: FrameType | None) -> str:

@@ -37,7 +37,8 @@ class Job:
         check_streams: look for memory that two streams use without an order.
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
-        remember: keep the pool's plan for the program's next run: see `mempool.planning.remembered_plans`.
+        remember: keep the pool's plan for the next run, as `mempool.planning.remembered_plans` does, and
+            leave nothing in the way of that run, as `mempool.rehearsal.new_files` does.
         folder: folder for the result, and for redirected checkpoints.
     """
 
@@ -92,6 +93,7 @@ class Outcome:
         shape_reads: places at which the shape of a result depended on such values -> number of results.
         stream_faults: pairs of kernels that use the same memory on two streams without an order.
         redirected: files that were written elsewhere.
+        left_folders: folders that a rehearsal before a run made and could not remove, as they are not empty.
         notes: further sentences for the user.
         seconds: host seconds of the run.
         host_bytes: largest resident host memory of the process.
@@ -117,6 +119,7 @@ class Outcome:
     shape_reads: dict[str, int] = field(default_factory=dict)
     stream_faults: list[str] = field(default_factory=list)
     redirected: list[str] = field(default_factory=list)
+    left_folders: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     host_bytes: int = 0

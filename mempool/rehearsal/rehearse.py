@@ -17,6 +17,7 @@ from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
 from mempool.rehearsal import child, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
 from mempool.rehearsal.kernel_arguments import write_table
+from mempool.rehearsal.new_files import remove_new_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,15 +127,11 @@ class Stage:
                 process.wait(timeout=5)
             process.kill()
             raise
-        path = Path(job.folder) / "outcome.json"
-        if path.is_file():
-            outcome = dataclasses.replace(Outcome.read(path), exit_code=code)
-            if code and outcome.ended == "program":
-                outcome.ended, outcome.message = "error", f"the program ended by exit code {code}"
-            return outcome
-        ended = "signal" if code < 0 else "error"
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Outcome(job.allocator, ended=ended, exit_code=code, message=f"the program ended by {how}")
+        finally:
+            left = remove_new_folders(Path(job.folder))
+        outcome = _outcome(job, code)
+        outcome.left_folders = left
+        return outcome
 
     def _argument_table(self, machine: Machine) -> Path:
         if self._arguments is None:
@@ -163,6 +160,19 @@ class Stage:
             sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
             environment |= ranks.ENVIRONMENT | dict.fromkeys(sizes, str(job.ranks))
         return environment
+
+
+def _outcome(job: Job, code: int) -> Outcome:
+    """Return the outcome of a program that has ended by this exit code, or by a signal if it is negative."""
+    path = Path(job.folder) / "outcome.json"
+    if path.is_file():
+        outcome = dataclasses.replace(Outcome.read(path), exit_code=code)
+        if code and outcome.ended == "program":
+            outcome.ended, outcome.message = "error", f"the program ended by exit code {code}"
+        return outcome
+    ended = "signal" if code < 0 else "error"
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return Outcome(job.allocator, ended=ended, exit_code=code, message=f"the program ended by {how}")
 
 
 @contextlib.contextmanager

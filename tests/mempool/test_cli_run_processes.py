@@ -200,6 +200,6 @@ def test_compiler_started_by_the_pool_is_no_child_of_the_program(
     seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
     monkeypatch.setattr(child, "_seconds_of_children", lambda: next(seconds, 1e6))
     monkeypatch.setattr(child.Run, "_install", lambda *_: None)
-    run = child.Run({"children": False, "plan_is_of": ""})
+    run = child.Run({"children": False})
     run.install("torch")
     assert run._children_did_it({}) != ours

@@ -24,6 +24,8 @@ from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mempool.planning.backoff import WakeConditions
+
 
 class Turns:
     """Counts how often a pool's planner comes back to Python."""
@@ -210,10 +212,31 @@ def test_failure_does_not_end_planning(
     monkeypatch.setattr(Learner, "learn", perhaps)
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
-        until(lambda: len(caplog.records) >= 3, lambda: programs.layers(memory))
+        until(lambda: len(tried) >= 3, lambda: programs.layers(memory))
+        assert len(caplog.records) == 1
         gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
         assert all(gap >= 4 * OPTIONS.min_pause << k for k, gap in enumerate(gaps))
         failing = False
+        until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
+
+
+def test_failing_wait_is_logged_once_and_repeated_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    due, tried = Learner.due, list[float]()
+
+    def failing(_: Learner) -> WakeConditions:
+        tried.append(time.monotonic())
+        raise MemoryError("not now")
+
+    monkeypatch.setattr(Learner, "due", failing)
+    with Pool(simulated()) as pool:
+        memory = programs.Watched(pool)
+        until(lambda: len(tried) >= 4, lambda: programs.layers(memory))
+        gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
+        assert all(gap >= OPTIONS.retry_seconds * 2**k for k, gap in enumerate(gaps))
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(Learner, "due", due)
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
 

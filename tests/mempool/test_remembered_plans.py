@@ -152,6 +152,27 @@ def test_a_run_starts_without_a_plan_where_asked(
     assert len(files(tmp_path)) == kept
 
 
+@pytest.mark.parametrize("begins", ["import os, mempool.numpy", "import os"])
+def test_relative_cache_folder_counts_from_the_folder_of_the_start(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """The program changes its folder after, or before, the import of the pool."""
+    script.write_text(f"{begins}\nos.chdir('other')\n{PROGRAM}os.chdir('/')\n")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"MEMPOOL_CACHE": "cache", "MEMPOOL_REMEMBER": "1"}
+    subprocess.run([MEMPOOL, "run", "--quiet", script, "1"], check=True, env=environment)
+    assert len(files(tmp_path)) == 1
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_relative_cache_folder_stays_where_the_program_leaves_its_folder(tmp_path: Path) -> None:
+    code = "import os, mempool; os.chdir('/'); from mempool import cache_folder; cache_folder.cache_folder()"
+    environment = os.environ | {"MEMPOOL_CACHE": "cache"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "cache").is_dir()
+
+
 def test_damaged_plan_is_deleted_and_the_program_runs(
     script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
 ) -> None:

@@ -88,6 +88,8 @@ def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:
         assert fitted[name] == run[name]
     out, _ = cli.run(f"fit {script} --main --limit 600MiB -- --batch_size=16384 --report=fit.txt", code=1)
     assert "out of memory" in out
+    out, _ = cli.run(f"fit {PROGRAMS / 'broken.py'} --main --json -- how=load", code=4)
+    assert json.loads(out)["ended"] == "error"
 
 
 def test_trace_of_a_rehearsal_has_its_peak(cli: Cli) -> None:
@@ -194,16 +196,32 @@ def test_long_program_without_steps_has_its_peak_although_the_history_takes_time
     assert run["peak_allocated_bytes"] >= GIB
 
 
+def test_time_ends_a_program_at_an_operation(cli: Cli) -> None:
+    """Elsewhere the program could be in a callback that ignores exceptions, as it mostly is here."""
+    lines = ["import time, torch, weakref", "model = torch.nn.Linear(64, 64).cuda()", "for _ in range(100):"]
+    lines += ["    y = model(torch.zeros(8, 64, device='cuda'))"]
+    lines += ["    r = weakref.ref(y, lambda _: time.sleep(0.4))", "    del y"]
+    Path("serve.py").write_text("\n".join(lines))
+    run = rehearse(cli, "--seconds 6", f"{Path.cwd()}/serve.py")
+    assert (run["ended"], run["exit_code"]) == ("seconds", 0)
+    assert run["seconds"] < 14  # sooner than after the time that a program has to end
+
+
 @pytest.mark.parametrize(
     ("how", "ended", "message"),
-    [("error", "error", "ValueError: no such file"), ("hang", "hang", "no optimizer step within 1 s, in ")],
+    [
+        ("error", "error", "ValueError: no such file"),
+        ("load", "error", "OSError: no model of this name"),
+        ("hang", "hang", "no optimizer step within 1 s, in "),
+    ],
 )
 def test_program_that_fails_or_hangs_is_named_with_its_line(
     cli: Cli, how: str, ended: str, message: str
 ) -> None:
-    out, err = cli.run("rehearse --json --timeout 1", PROGRAMS / "broken.py", f"how={how}", code=4)
+    seconds = 1 if how == "hang" else 100
+    out, err = cli.run(f"rehearse --json --timeout {seconds}", PROGRAMS / "broken.py", f"how={how}", code=4)
     run = json.loads(out)
     assert (run["ended"], run["fits"], run["steps"]) == (ended, False, 0)
     assert run["message"].startswith(message)
     assert ends(run["line"], "broken.py", how)
-    assert ("Traceback" in err) == (how == "error")
+    assert ("Traceback" in err) == (ended == "error")

@@ -10,29 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from mempool.rehearsal import standin
+from mempool.rehearsal.new_files import remove_new_folders
 
-PROGRAM = Path(__file__).with_name("programs") / "loop.py"
+PROGRAMS = Path(__file__).with_name("programs")
+PROGRAM = PROGRAMS / "loop.py"
 STARTUP = Path(standin.__file__).with_name("startup")
 
 
-def run(folder: Path, libraries: dict[str, str], *options: str) -> tuple[dict[str, Any], str]:
-    """Run a training on the stand-in, in place of a GPU; return the pool's report and the messages."""
-    file = folder / "report.json"
+def run(
+    folder: Path, libraries: dict[str, str], program: Path, *arguments: str
+) -> tuple[dict[str, Any], str]:
+    """Rehearse and run a training on the stand-in, in place of a GPU; return report and messages."""
+    file, work = folder / "report.json", folder / "work"
+    work.mkdir()
     environment = {"PYTHONPATH": str(STARTUP), "MEMPOOL_CACHE": str(folder), "MEMPOOL_REMEMBER": ""}
-    command = [Path(sys.executable).with_name("mempool"), "run", "--quiet", "--json", file, *options]
+    command = [Path(sys.executable).with_name("mempool"), "run", "--rehearse", "--json", file]
     done = subprocess.run(
-        [*command, PROGRAM, f"--report={folder / 'reported'}"],
-        env=os.environ | libraries | environment,
+        [*command, program, *arguments],
+        env=os.environ | libraries | environment | {"TORCHDYNAMO_DISABLE": "1"},
+        cwd=work,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(file.read_text())["pools"]["torch"]
     return report, done.stderr
 
 
 def test_rehearsed_plan_serves_the_run_from_its_first_step(tmp_path: Path, libraries: dict[str, str]) -> None:
-    report, messages = run(tmp_path, libraries, "--rehearse")
+    report, messages = run(tmp_path, libraries, PROGRAM, f"--report={tmp_path / 'reported'}")
     assert "rehearsal failed" not in messages
     assert report["plan_active_at_iteration"] == 1
     assert (report["plans"], report["misses_total"]) == (0, 0)
@@ -40,3 +47,51 @@ def test_rehearsed_plan_serves_the_run_from_its_first_step(tmp_path: Path, libra
     assert report["hits_total"] >= 0.99 * planned - 20  # the parameters, and what confirms the plan
     assert report["reserved_peak_bytes"] <= report["live_peak_bytes"] + (6 << 20)  # three partly used pages
     assert len(list((tmp_path / "plans").glob("*.plan"))) == 1
+
+
+def test_new_folders_and_files_of_a_rehearsal_are_not_in_the_way_of_the_run(
+    tmp_path: Path, libraries: dict[str, str]
+) -> None:
+    """The program fails where a second start finds what the first one made."""
+    _, messages = run(tmp_path, libraries, PROGRAMS / "writes.py")
+    assert "rehearsal failed" not in messages
+    assert "rehearsed 12 steps" in messages
+    assert "folders that the rehearsal made stay" not in messages
+    work = tmp_path / "work"
+    assert (work / "out" / "log.txt").read_text() == "step\n" * 30
+    assert (work / "last" / "state.json").read_text() == "[30]"
+    assert (work / "result.txt").read_text() == "done"
+
+
+def test_folder_with_files_of_others_stays_after_a_rehearsal(tmp_path: Path) -> None:
+    files, journal = tmp_path / "files", tmp_path / "journal"
+    program = f"""
+import os, pathlib
+from mempool.rehearsal.new_files import NewFiles
+new = NewFiles(pathlib.Path({str(files)!r}), [], [], journal=pathlib.Path({str(journal)!r}))
+new.patch_files()
+os.makedirs("ours/empty")
+os.makedirs("theirs/sub")
+open("theirs/sub/ours.txt", "x").close()
+new.restore_files()
+open("theirs/sub/theirs.txt", "x").close()
+"""
+    journal.mkdir()
+    work = tmp_path / "work"
+    (work / ".hidden").mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=work, env=os.environ | {"TMPDIR": str(journal)}, check=True
+    )
+    assert remove_new_folders(journal) == [str(work / "theirs")]
+    assert sorted(path.name for path in work.rglob("*")) == [".hidden", "sub", "theirs", "theirs.txt"]
+
+
+def test_plan_of_a_compiled_program_is_not_handed_on(tmp_path: Path, libraries: dict[str, str]) -> None:
+    """Its rehearsal runs operation by operation, in another order than the compiled functions."""
+    program = tmp_path / "compiled.py"
+    text = PROGRAM.read_text()
+    program.write_text(text.replace("optimizer =", "model.compile()\noptimizer ="))
+    report, messages = run(tmp_path, libraries, program, f"--report={tmp_path / 'reported'}")
+    assert "so the run does not follow its plan" in messages
+    assert report["plan_active_at_iteration"] != 1
+    assert list((tmp_path / "plans").glob("*.plan")) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 from contextlib import contextmanager
@@ -164,8 +163,11 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
     check_program(request.program)
     from mempool.cli.rehearse import render
     from mempool.cli.rehearse.runs import rehearse_all
+    from mempool.rehearsal import standin
 
-    with _stage() as stage:
+    if standin.has_gpu():
+        error_line("this machine has a GPU, which the rehearsal does not touch")
+    with stage_of_command() as stage:
         runs = list(rehearse_all(request, stage))
         if json:
             objects = [render.to_json(run, request) for run in runs]
@@ -192,20 +194,23 @@ def check_program(program: Sequence[str]) -> None:
 
 
 @contextmanager
-def _stage() -> Iterator[Stage]:
-    """Yield the stage; report what it lacks, and a GPU that stays unused, in one line."""
-    from mempool.errors import UsageError
-    from mempool.rehearsal import open_stage, standin
+def stage_of_command() -> Iterator[Stage]:
+    """Yield a stage, of which neither the program nor the folder is left behind at SIGTERM.
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if standin.has_gpu():
-        error_line("this machine has a GPU, which the rehearsal does not touch")
-    with contextlib.ExitStack() as stack:
-        try:
-            stage = stack.enter_context(open_stage())
-        except UsageError as error:
-            raise Stop(ExitCode.FAILED, str(error)) from None
-        yield stage
+    Raises:
+        Stop: the machine or the installed PyTorch allows no rehearsal.
+    """
+    from mempool.errors import UsageError
+    from mempool.rehearsal import open_stage
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with open_stage() as stage:
+            yield stage
+    except UsageError as error:
+        raise Stop(ExitCode.FAILED, str(error)) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write_trace(recording: InputFile, path: Path) -> None:

@@ -72,8 +72,6 @@ class Run:
         self._is_fork = False  # forked from a process with pools
         self._finishing = False
         self._killed_by = 0
-        self._plan_is_of: str = options["plan_is_of"]  # the plan's framework, or empty
-        self._plan_used = False
         self._accesses: Any = None  # PyTorch's recording of accesses
         self._watches_forks = False
         self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
@@ -120,7 +118,7 @@ class Run:
             **getattr(adapter, "UNDER_RUN", {}),
             **({"share": self._on_the_gpu} if framework == "cupy" else {}),
             record=None if accesses else record,
-            plan=self._plan_of(framework),
+            plan=self.options["plan"] if self.options["plan_is_of"] in ("", framework) else None,
             **self._remember(),
             max_reserved=self.options["max_reserved"],
             **({"limit": self.options["limit"]} if framework == "torch" else {}),
@@ -143,16 +141,6 @@ class Run:
 
         pool = self.pools.get("torch")
         return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
-
-    def _plan_of(self, framework: str) -> str | None:
-        """Return the path of the plan, or None if the plan names another framework."""
-        path: str | None = self.options["plan"]
-        if path is None:
-            return None
-        if self._plan_is_of not in ("", framework):
-            return None
-        self._plan_used = True
-        return path
 
     def _remember(self) -> dict[str, Any]:
         """Return the option for the program's last plan: ``--fresh``, else the environment's, else "long".
@@ -232,8 +220,8 @@ class Run:
 
     def _remark(self, reports: dict[str, Any], *, did_it: bool) -> None:
         """Report ignored options, a program without a framework, and work done in child processes."""
-        if reports and self.options["plan"] is not None and not self._plan_used:
-            _say(f"the plan was not used: it is of {self._plan_is_of}, and the program has no such memory")
+        if reports and (whose := self.options["plan_is_of"]) not in ("", *sys.modules):
+            _say(f"the plan was not used: it is of {whose}, and the program has no such memory")
         if reports and self.options["limit"] is not None and "torch" not in reports:
             _say(
                 "nothing was held within the limit, which is of PyTorch's tensors, and the program has none; "

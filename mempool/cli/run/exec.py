@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run.child import OURS, VARIABLE
+from mempool.python_options import python_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,6 +125,8 @@ def start(
     if not children and is_torchrun(program):
         sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
     environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
+    if cache := os.environ.get("MEMPOOL_CACHE"):  # the program may change its working directory
+        environment["MEMPOOL_CACHE"] = os.path.abspath(cache)  # noqa: PTH100
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *_interpreter_flags(), *program], environment)  # noqa: S606
@@ -136,21 +139,9 @@ def _path(before: str | None) -> str:
 def _interpreter_flags() -> list[str]:
     """Return this Python's command-line flags, without the flags that disable the environment or `site`."""
     found: list[str] = []
-    rest = iter(sys.orig_argv[1:])
-    for flag in rest:
-        if flag[:1] != "-" or flag == "-":
-            break
-        if flag.startswith("--"):  # only --check-hash-based-pycs leads to a program
-            found += [flag, next(rest, "")]
-            continue
-        letters = iter(flag[1:])
-        for letter in letters:
-            if letter in "cm":
-                return found
-            if letter in "WX":
-                found += [f"-{letter}", "".join(letters) or next(rest, "")]
-            elif letter not in "EIS":
-                found.append(f"-{letter}")
+    for name, value in python_options(sys.orig_argv[1:]):
+        if name not in "EIScm":
+            found += [name if name.startswith("--") else f"-{name}", *([] if value is None else [value])]
     return found
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import sys
 from typing import TYPE_CHECKING
 
-from mempool.cli.output import ExitCode, Stop, error_line
+from mempool.cli.output import error_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 #: Optimizer steps of the rehearsal: enough for a plan of steps that differ in sizes, some seconds at most.
 STEPS = 12
@@ -25,21 +22,22 @@ def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
         memory: kind of GPU memory of the run's pool, whose plan this is.
         quiet: say nothing if all went well.
     """
-    from mempool.cli.rehearse.command import check_program
-    from mempool.errors import UsageError
-    from mempool.rehearsal import Job, Machine, open_stage, standin
+    from mempool.cli.rehearse.command import check_program, stage_of_command
+    from mempool.rehearsal import Job, Machine, standin
     from mempool.rehearsal.job import POOLS
 
     check_program(program)
     allocator = next(name for name, kind in POOLS.items() if kind == memory)
-    try:
-        with _exit_at_sigterm(), open_stage() as stage, open(os.devnull, "w") as nowhere:  # noqa: PTH123
-            folder = str(stage.new_folder())
-            job = Job(tuple(program), folder, allocator, steps=STEPS, history=False, remember=True)
-            machine = Machine(own_capability=standin.present_capability())
-            outcome = stage.run(job, machine, output=nowhere.fileno())
-    except UsageError as error:
-        raise Stop(ExitCode.FAILED, str(error)) from None
+    with stage_of_command() as stage, open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        folder = str(stage.new_folder())
+        job = Job(tuple(program), folder, allocator, steps=STEPS, history=False, remember=True)
+        machine = Machine(own_capability=standin.present_capability())
+        outcome = stage.run(job, machine, output=nowhere.fileno())
+    if outcome.left_folders:
+        folders = ", ".join(map(os.path.relpath, outcome.left_folders))
+        error_line(
+            f"folders that the rehearsal made stay, as libraries or others wrote files there: {folders}"
+        )
     if outcome.failed or not outcome.steps:
         reason = outcome.message or "it made no optimizer step"
         error_line(
@@ -48,13 +46,3 @@ def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
     elif not quiet:
         steps = "1 step" if outcome.steps == 1 else f"{outcome.steps} steps"
         error_line(f"rehearsed {steps} in {outcome.seconds:.1f} s: {'; '.join(outcome.notes)}")
-
-
-@contextlib.contextmanager
-def _exit_at_sigterm() -> Iterator[None]:
-    """Raise `SystemExit` at SIGTERM, so that the rehearsed program and its folder are not left behind."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -225,6 +225,7 @@ void bind_client(nb::module_& m) {
       .value("STEP", Mark::step)
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
+  m.attr("MOST_PATTERNS") = kMostPatterns;
 
   const auto released = nb::call_guard<nb::gil_scoped_release>();  // see bind_pool.cpp
   nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")

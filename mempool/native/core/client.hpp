@@ -31,6 +31,8 @@
 
 namespace mempool {
 
+inline constexpr std::size_t kMostPatterns = 16;  // of a client; more are evicted, the least recently used first
+
 // A difference between plan and program, for pool.explain().
 struct Divergence {
   std::uint64_t iteration = 0;

@@ -8,7 +8,6 @@
 namespace mempool {
 namespace {
 
-constexpr std::size_t kMostPatterns = 16;
 constexpr unsigned kDormantAfter = 10;  // rounds of retire_unused_patterns() without use
 
 }  // namespace
@@ -79,7 +78,7 @@ void Client::forget_unused() noexcept {
   }
   for (std::size_t i = known_.size(); i-- > 0;) {
     if (in_use(known_[i]) || known_[i]->arena_bytes <= needed) continue;
-    decide(Decision::evicted, known_[i]->id);
+    decide(Decision::forgotten, known_[i]->id);
     forget(known_[i]);
   }
 }

@@ -21,15 +21,16 @@ enum class Decision : std::uint8_t {
   set_aside,   // the program did not follow the patterns from the file
   superseded,  // a pattern was dropped, since another serves its requests
   evicted,     // a pattern was dropped as the least recently used
+  forgotten,   // an unused pattern was dropped, since memory was short
   dropped,     // all patterns were dropped
   arena,       // the arena has `bytes` now
   refused,     // no arena of `bytes`: refusal `count`
   converted,   // the arena of `bytes` became segments, since memory was short
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 16> kDecisionNames = {
-    "period",    "planned",    "replaced", "jointly", "around", "smaller", "loaded",    "confirmed",
-    "set_aside", "superseded", "evicted",  "dropped", "arena",  "refused", "converted", "outgrown"};
+inline constexpr std::array<const char*, 17> kDecisionNames = {
+    "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
+    "superseded", "evicted",   "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
 
 class DecisionLog {
  public:

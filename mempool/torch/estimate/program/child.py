@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import gc
@@ -24,13 +23,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
-from mempool.rehearsal import checkpoints, generation
-from mempool.rehearsal.child import RehearsalEnd, own_line, program_line
+from mempool.rehearsal import generation
+from mempool.rehearsal.checkpoints import Redirection
+from mempool.rehearsal.child import Ending, RehearsalEnd, own_line, program_line
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.fake_run import host_counts
@@ -66,6 +67,7 @@ class _Program:
         self._last_step = time.monotonic()
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, int]] = {}
         self._ignored = 0
+        self._ending = Ending()
         self._recorder = AccessRecorder()
         self._places = Places(self._recorder) if request.device == "cuda" else None
 
@@ -85,13 +87,15 @@ class _Program:
         emulation = emulate_device(request.device, capability=request.capability)
         names = [accept_cuda_names()] if self._places is None else [self._places, DeviceNames(self._places)]
         reads = ValueReads(self.result.decisions), FiniteNumbers()
-        return [ValuelessMode(), emulation, self._recorder, *names, *reads]
+        return [ValuelessMode(), emulation, self._recorder, *names, *reads, _Checking(self._ending)]
 
     def _install(self) -> None:
         """Patch PyTorch for the rest of the process."""
         request, result = self.request, self.result
         sys.meta_path.insert(0, AfterImport(generation.end_at_length, generation.MODULES))
-        checkpoints.redirect(Path(request.folder, "checkpoints"), [], result.notes)
+        redirection = Redirection(Path(request.folder, "checkpoints"), [], result.notes)
+        redirection.patch_files()
+        redirection.patch_torch()
         torch.distributions.Distribution.set_default_validate_args(False)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
@@ -173,7 +177,7 @@ class _Program:
         main = threading.main_thread().ident or 0
         self.result.line = program_line(sys._current_frames().get(main))
         self.result.ended = "seconds"
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(RehearsalEnd))
+        self._ending.request()
 
     def _refuse(self, reason: str) -> None:
         """End the process at once: the program cannot be tried."""
@@ -230,6 +234,18 @@ def _known_list(tolist: Any) -> Any:
             return tensor.constant.tolist()
 
     return known
+
+
+class _Checking(TorchFunctionMode):
+    """Function mode that ends the program at its next operation, once its time is over."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__()
+        self._ending = ending
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._ending.check()
+        return func(*args, **(kwargs or {}))
 
 
 class _Batches(_SingleProcessDataLoaderIter):
