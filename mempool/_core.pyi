@@ -111,7 +111,9 @@ def cuda_devices(driver: str = 'libcuda.so.1') -> list[str]:
     """
 
 class CudaDevice(Device):
-    """A CUDA device's memory of one kind: plain, growing, managed or pinned."""
+    """
+    A CUDA device's memory of one kind: plain, growing, managed, pinned or hosted.
+    """
 
     def __init__(self, index: int | None = None, *, driver: str = 'libcuda.so.1', memory: str = 'plain', else_plain: bool = False) -> None:
         """
@@ -546,6 +548,19 @@ def torch_cpu_functions() -> tuple:
 
 def torch_room_function() -> int:
     """Return the address of the bypass's function: room (see c_api.h)."""
+
+def torch_guest_hook() -> Hook:
+    """Return the hook of the guest in front of PyTorch's own CUDA allocator."""
+
+def torch_guest_functions() -> int:
+    """
+    Return the address of the table of the guest's functions (see torch_guest.hpp).
+    """
+
+def torch_guest_stop() -> None:
+    """
+    Let PyTorch's own allocator serve everything from now on; planned tensors stay valid.
+    """
 
 def torch_cuda_hook(driver: str = 'libcuda.so.1') -> Hook:
     """

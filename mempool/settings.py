@@ -13,6 +13,8 @@ keep it; ``0``: neither
 ``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by offloading
 ``MEMPOOL_HOST_LIMIT``  most bytes of host memory that offloading takes
 ``MEMPOOL_WAIT_BYTES``  bytes that a plan must save per wait between streams: ``1MiB``, ``never``
+``MEMPOOL_BACKEND``  of PyTorch on a GPU: ``pluggable``: the pool replaces PyTorch's allocator, the default;
+``guest``: the pool serves planned tensors in front of PyTorch's allocator
 ``MEMPOOL_MEMORY``   of a GPU: ``plain``; ``growing``: the arena grows and shrinks in place, the default for
 PyTorch; ``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["off", "record", "replay"]
 Memory = Literal["plain", "growing", "managed"]
+Backend = Literal["pluggable", "guest"]
 #: Price of a wait in bytes at which streams share no memory.
 NEVER = 2**63 - 1
 #: Limit of retained free memory, in bytes, that keeps all of it.
@@ -65,6 +68,9 @@ class Settings:
             start.
         wait_bytes: bytes that a plan must save for each wait of one stream for another in an iteration; 0:
             plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.
+        backend: how the pool serves PyTorch's tensors on a GPU. "pluggable": instead of PyTorch's allocator;
+            "guest": in front of PyTorch's allocator, which serves what the plan does not. Other pools have no
+            choice.
         memory: kind of GPU memory. "plain": device memory; "growing": pages mapped into reserved addresses,
             so that the arena grows and shrinks in place; "managed": unified memory, which may exceed the
             GPU's. Other devices have "plain" only. None: the adapter's own kind.
@@ -82,6 +88,7 @@ class Settings:
     limit: int | None = None
     host_limit: int | None = None
     wait_bytes: int | None = None
+    backend: Backend = "pluggable"
     memory: Memory | None = None
     small_bytes: int = 512
     check: bool = False
@@ -139,6 +146,13 @@ def _memory(value: Any) -> Any:
     return memory
 
 
+def _backend(value: Any) -> Any:
+    backend = value.strip().lower() if isinstance(value, str) else value
+    if backend not in ("pluggable", "guest"):
+        raise UsageError(f"backend is {value!r}, not pluggable or guest")
+    return backend
+
+
 def _remember(value: Any) -> Any:
     if isinstance(value, bool) or value in ("fresh", "long"):
         return value
@@ -193,6 +207,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "record": functools.partial(_path, "record"),
     **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "limit", "host_limit")},
     "wait_bytes": wait_price,
+    "backend": _backend,
     "memory": _memory,
     "small_bytes": _small_bytes,
 }
@@ -207,6 +222,7 @@ def _from_environment() -> dict[str, Any]:
         "_RECORD": str,
         **{f"_{name.upper()}": _CHECKS[name] for name in ("max_reserved", "limit", "host_limit")},
         "_WAIT_BYTES": wait_price,
+        "_BACKEND": _backend,
         "_MEMORY": _memory,
         **{f"_{name}": functools.partial(_flag, f"MEMPOOL_{name}") for name in ("CHECK", "EXPLAIN")},
     }

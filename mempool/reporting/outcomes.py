@@ -47,7 +47,7 @@ REMEDIES = {
 REFUSALS = {
     "capture": "a graph is being captured",
     "alive": "buffers are alive in the present arena, which cannot grow beside them; "
-    'memory="growing" is for such programs',
+    'memory="growing" with backend="pluggable" is for such programs',
     "limit": "the arena and the other held memory would exceed the limit",
     "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
 }

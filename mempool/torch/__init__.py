@@ -138,7 +138,7 @@ def record(
 def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callable[..., TensorPool]:
     """Return a factory of pools for this device."""
     from mempool.cuda import DRIVER
-    from mempool.torch import cpu, cuda
+    from mempool.torch import cpu, cuda, guest
 
     chosen = (
         ("cuda" if cuda.is_there(options.get("driver", DRIVER)) else "cpu") if device is None else str(device)
@@ -147,5 +147,19 @@ def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callab
     if kind == "cpu" and index in ("", "0"):
         return cpu.CpuPool
     if kind == "cuda" and (index == "" or (index.isascii() and index.isdigit())):
-        return functools.partial(cuda.CudaPool, int(index) if index else None)
+        pool = guest.GuestPool if _is_guest(options) else cuda.CudaPool
+        return functools.partial(pool, int(index) if index else None)
     raise UsageError(f"no device {device!r}; there are 'cpu', 'cuda' and 'cuda:1'")
+
+
+def _is_guest(options: dict[str, Any]) -> bool:
+    """Return true if the guest was chosen and can be built; warn if it cannot."""
+    from mempool.logs import log
+    from mempool.settings import settings
+    from mempool.torch import guest
+
+    if settings(backend=options.get("backend")).backend != "guest":
+        return False
+    if (reason := guest.obstacle()) is not None:
+        log.warning("the pool replaces PyTorch's allocator (backend='pluggable'): %s", reason)
+    return reason is None

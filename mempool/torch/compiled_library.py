@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -26,6 +27,10 @@ from mempool.logs import log
 
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")
+#: Headers of CUDA that the guest includes; some packages have only a part of CUDA's headers.
+CUDA_HEADERS = ("cuda_runtime.h", "crt/host_config.h")
+#: Packages with CUDA's headers -> pattern of the headers' folder in the package.
+CUDA_PACKAGES = {"nvidia": "c*/include", "triton": "backends/nvidia/include"}
 _SECONDS = 300
 #: Header of a 64-bit ELF library. Three fields are read: the offset of the section table, which ends the
 #: file, the size of an entry, and the number of entries.
@@ -39,11 +44,13 @@ class Source(NamedTuple):
         path: the C++ source file.
         libraries: torch's libraries to link with.
         symbol: a symbol that the built library contains.
+        needs_cuda: whether the source includes headers of CUDA.
     """
 
     path: Path
     libraries: tuple[str, ...]
     symbol: str
+    needs_cuda: bool = False
 
     @property
     def name(self) -> str:
@@ -64,6 +71,7 @@ class Source(NamedTuple):
             *FLAGS,
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-I{root / 'include'}",
+            *([f"-I{cuda_headers()}"] if self.needs_cuda else []),
             str(self.path),
             f"-L{root / 'lib'}",
             *(f"-l{name}" for name in self.libraries),
@@ -150,6 +158,25 @@ def compiler() -> list[str]:
     )
 
 
+def cuda_headers() -> Path:
+    """Return the folder of CUDA's headers, of ``$CUDA_HOME``, a package beside torch, or the system.
+
+    Raises:
+        UsageError: the headers are in none of these places.
+    """
+    folders = [
+        Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)
+    ]
+    for package, inside in CUDA_PACKAGES.items():
+        found = importlib.util.find_spec(package)
+        places = [] if found is None else list(found.submodule_search_locations or ())
+        folders += [folder for place in places for folder in sorted(Path(place).glob(inside), reverse=True)]
+    for folder in (*folders, Path("/usr/local/cuda/include")):
+        if all((folder / name).is_file() for name in CUDA_HEADERS):
+            return folder
+    raise UsageError("CUDA's headers are needed once: install triton or CUDA's toolkit, or set $CUDA_HOME")
+
+
 def _folder(name: str) -> Path:
     """Return the folder that has, or will have, this library; a temporary one if no cache is writable."""
     try:
@@ -165,6 +192,10 @@ def _folder(name: str) -> Path:
 
 #: Library between PyTorch's allocator and the pool.
 COMPANION = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_companion_install")
+#: Allocator in front of PyTorch's own CUDA allocator.
+GUEST = Source(
+    Path(__file__).with_name("guest.cpp"), ("c10", "c10_cuda"), "mempool_guest_install", needs_cuda=True
+)
 
 
 def install_cpu_allocator() -> None:
@@ -192,6 +223,33 @@ def out_of_memory_function() -> int:
         UsageError: the library cannot be built.
     """
     return ctypes.cast(_companion().mempool_companion_refuse, ctypes.c_void_p).value or 0
+
+
+def install_guest() -> None:
+    """Put the guest in front of PyTorch's CUDA allocator for the rest of the process.
+
+    Raises:
+        UsageError: the library cannot be built, or another allocator has come in front of the guest.
+    """
+    if guest_library().mempool_guest_install(_core.torch_guest_functions()) != 1:
+        raise UsageError("another library has replaced PyTorch's CUDA allocator since the guest came")
+
+
+def hand_back_arena() -> None:
+    """Hand an arena that the pool has released back to PyTorch's allocator."""
+    guest_library().mempool_guest_hand_back()
+
+
+@functools.cache
+def guest_library() -> ctypes.CDLL:
+    """Return the guest's library, built if necessary.
+
+    Raises:
+        UsageError: the library cannot be built.
+    """
+    library = GUEST.load()  # never unloaded: tensors are freed through it until the process ends
+    library.mempool_guest_install.argtypes = [ctypes.c_void_p]
+    return library
 
 
 @functools.cache

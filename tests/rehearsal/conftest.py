@@ -27,7 +27,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("libraries")
     standin.write_libraries(folder, installation)
     settings = Machine(devices=2, values="copied").settings(installation)
-    return {standin.FOLDER: str(folder), standin.SETTINGS: f"{settings},queues=late"}
+    return {standin.FOLDER: str(folder), standin.SETTINGS: f"{settings},queues=late,handles=own"}
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,7 @@ class Run:
             plan=self.options["plan"] if self.options["plan_is_of"] in ("", framework) else None,
             **self._remember(),
             max_reserved=self.options["max_reserved"],
-            **({"limit": self.options["limit"]} if framework == "torch" else {}),
+            **({name: self.options[name] for name in ("limit", "backend")} if framework == "torch" else {}),
         )
         pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
         self.pools[framework] = pool

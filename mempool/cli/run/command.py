@@ -95,6 +95,13 @@ def run(
             help="Most memory of PyTorch's tensors on the device; idle tensors are offloaded to the host.",
         ),
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="pluggable|guest",
+            help="Of PyTorch on a GPU: the pool in place of PyTorch's allocator, or in front of it.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
     ] = False,
@@ -132,7 +139,7 @@ def run(
 
     for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
         parsed(option, parse_memory, size)
-    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit)
+    chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
     if (output := overwritten_file(kept, (record, json_file))) is not None:
@@ -149,6 +156,7 @@ def run(
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
+        backend=None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
         explain=explain,

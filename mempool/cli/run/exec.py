@@ -28,11 +28,14 @@ OPTIONS = {
     "--fresh": False,
     "--max-reserved": True,
     "--limit": True,
+    "--backend": True,
     "--explain": False,
     "--children": False,
     "--quiet": False,
     "--json": True,
 }
+#: Options that the slow path checks.
+SLOW = ("--plan", "--max-reserved", "--limit", "--backend")
 #: Names of torchrun, as a module and as a script.
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 NO_POOL_IN_RANKS = (
@@ -45,7 +48,7 @@ _STARTUP = Path(__file__).parent / "startup"
 def launch(arguments: Sequence[str]) -> None:
     """Become the program of this ``run`` command line; return if the command line needs a message."""
     given = parsed(arguments)
-    if given is None or any(given[name] is not None for name in ("--plan", "--max-reserved", "--limit")):
+    if given is None or any(given[name] is not None for name in SLOW):
         return
     if given["--accesses"] and given["--record"] is None:
         return
@@ -104,6 +107,7 @@ def start(
     plan_is_of: str = "",
     max_reserved: int | None = None,
     limit: int | None = None,
+    backend: str | None = None,
 ) -> None:
     """Replace this process by a plain Python that runs the program under `mempool.cli.run.child`."""
     pythonpath = os.environ.get("PYTHONPATH")
@@ -117,6 +121,7 @@ def start(
         "json": json_file,
         "max_reserved": max_reserved,
         "limit": limit,
+        "backend": backend,
         "explain": explain,
         "children": children,
         "quiet": quiet,

@@ -78,6 +78,14 @@ class Hook {
       act(*entry->client);
     }
   }
+  // Call `act` with each entry, newest first, until it returns false. Present.
+  template <class Act>
+  void each_entry(Act act) const {
+    for (Entry* entry = entries_.load(std::memory_order_acquire); entry != nullptr && act(*entry);
+         entry = entry->next.load(std::memory_order_acquire)) {
+    }
+  }
+  bool serves(const Entry& entry) const noexcept { return serving_.load(std::memory_order_relaxed) == &entry; }
   // Return the entry whose client made this live buffer, and the buffer's size; or null. Present.
   Entry* owner_of(Address address, std::size_t& bytes) noexcept;
 

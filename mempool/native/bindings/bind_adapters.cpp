@@ -10,6 +10,7 @@
 #include "adapters/hook.hpp"
 #include "adapters/numpy_hook.hpp"
 #include "adapters/torch_cuda.hpp"
+#include "adapters/torch_guest.hpp"
 #include "bindings/bindings.hpp"
 #include "core/pool.hpp"
 #include "core/threads.hpp"
@@ -140,6 +141,20 @@ void bind_torch(nb::module_& m) {
   m.def("torch_room_function", [] { return address_of(&mempool_room); },
         "Return the address of the bypass's function: room (see c_api.h).");
 
+  m.def("torch_guest_hook",
+        []() -> Hook& {
+          torch_guest::hook().prepare();
+          return torch_guest::hook();
+        },
+        nb::rv_policy::reference, "Return the hook of the guest in front of PyTorch's own CUDA allocator.");
+  m.def("torch_guest_functions", [] { return address_of(&torch_guest::functions()); },
+        "Return the address of the table of the guest's functions (see torch_guest.hpp).");
+  m.def("torch_guest_stop",
+        [] {
+          torch_guest::stop();
+          release_reclaimed(torch_guest::hook());
+        },
+        "Let PyTorch's own allocator serve everything from now on; planned tensors stay valid.");
   m.def("torch_cuda_hook",
         [](const std::string& driver) -> Hook& {
           torch_cuda::prepare(CudaDriver::open(driver));

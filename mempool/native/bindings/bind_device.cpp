@@ -43,7 +43,7 @@ std::optional<std::string> last_error(const CudaDevice& device) {
 
 CudaKind kind_of(const std::string& name) {
   const auto found = std::find(std::begin(kCudaKindNames), std::end(kCudaKindNames), name);
-  if (found == std::end(kCudaKindNames)) throw nb::value_error("memory is plain, growing, managed or pinned");
+  if (found == std::end(kCudaKindNames)) throw nb::value_error("memory is plain, growing, managed, pinned or hosted");
   return static_cast<CudaKind>(found - std::begin(kCudaKindNames));
 }
 
@@ -51,7 +51,7 @@ void bind_cuda(nb::module_& m) {
   m.def("cuda_devices", &cuda_devices, "driver"_a = "libcuda.so.1",
         "Return the names of the CUDA devices; empty without a driver or a device. Makes no context.");
 
-  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed or pinned.")
+  nb::class_<CudaDevice, Device>(m, "CudaDevice", "A CUDA device's memory of one kind: plain, growing, managed, pinned or hosted.")
       .def(
           "__init__",
           [](CudaDevice* self, std::optional<int> index, const std::string& driver, const std::string& memory,

@@ -54,6 +54,7 @@ class BorrowedDevice final : public Device {
   bool serves(int index) noexcept override { return device_.serves(index); }
   bool is(int index) const noexcept override { return device_.is(index); }
   bool bound() const noexcept override { return device_.bound(); }
+  HostedMemory* hosted() noexcept override { return device_.hosted(); }
 
  private:
   Device& device_;

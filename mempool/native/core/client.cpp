@@ -368,16 +368,21 @@ Pool::Given Client::serve(std::size_t bytes, Stream stream, Resized* resized) no
     }
   }
   count_allocation(given, bytes);
-  if (ring_.on() && !outside()) {
-    ring_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
-    if (!marked_ && ring_.seen() >= check_at_) signal_work();
-  }
-  if (trace_.on()) trace_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
-  if (history_.on()) history_.add(RecordedEvent::alloc, given.address, bytes, stream, mine.follower.sequence());
+  record_large(mine, given.address, bytes, stream);
   return given;
 } catch (...) {
   report_out_of_memory(bytes, stream);
   return {};
+}
+
+void Client::record_large(const Sequence& sequence, Address address, std::size_t bytes, Stream stream) noexcept {
+  const std::uint32_t number = sequence.follower.sequence();
+  if (ring_.on() && !outside()) {
+    ring_.add(RecordedEvent::alloc, address, bytes, stream, number);
+    if (!marked_ && ring_.seen() >= check_at_) signal_work();
+  }
+  if (trace_.on()) trace_.add(RecordedEvent::alloc, address, bytes, stream, number);
+  if (history_.on()) history_.add(RecordedEvent::alloc, address, bytes, stream, number);
 }
 
 // Fast path of the steady state; 0: recording, a decision or another source of memory is required.
@@ -422,6 +427,78 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   }
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;
+}
+
+// --- beside another allocator
+
+Address Client::allocate_planned(std::size_t bytes, Stream stream) noexcept try {
+  if (is_small(bytes)) return 0;
+  const ThreadCache& cache = ThreadCache::mine();
+  const Guarded guard(pool_->lock);
+  if (cache.client == caches_ && cache.stream == stream) {
+    if (const Address address = serve_hit(*cache.sequence, bytes)) return address;
+  }
+  pool_->collect();
+  Sequence& mine = sequence(stream);
+  Outcome outcome = Outcome::out_of_iteration;
+  Offset place = kDynamic;
+  Address address = 0;
+  if (!outside() && !pool_->forked()) {
+    address = serve_planned(mine, bytes, outcome, place);
+    if (address == 0 && replaying_ && outcome != Outcome::dynamic) note(mine.follower, bytes, outcome);
+  }
+  ++stats_.outcomes[static_cast<std::size_t>(outcome)];
+  if (address == 0) return 0;
+  count_allocation({address, pool_->round_up(bytes), false}, bytes);
+  record_large(mine, address, bytes, stream);
+  return address;
+} catch (...) {  // no host memory for a new thread's sequence
+  return 0;
+}
+
+void Client::record_outside(Address address, std::size_t bytes, Stream stream) noexcept try {
+  const Guarded guard(pool_->lock);
+  if (pool_->outside().find(address) != nullptr) free_locked(address, stream, nullptr);  // ended unseen
+  const Pool::Given given{address, pool_->round_up(bytes), false};
+  Sequence& mine = sequence(stream);
+  pool_->record_outside(address, bytes, stream);
+  count_allocation(given, bytes);
+  if (!is_small(bytes)) return record_large(mine, address, bytes, stream);
+  count_small_allocation(given, bytes);
+  if (trace_.on()) trace_.add(RecordedEvent::alloc, address, bytes, stream, mine.follower.sequence());
+  if (history_.on()) history_.add(RecordedEvent::alloc, address, bytes, stream, mine.follower.sequence());
+} catch (...) {  // no host memory for the record: the buffer stays unknown
+}
+
+Address Client::allocate_in_hole(std::size_t bytes, Stream stream) noexcept try {
+  const Guarded guard(pool_->lock);
+  Sequence& mine = sequence(stream);
+  const Pool::Given given = pool_->allocate_in_hole(bytes, stream);
+  if (given.address == 0) return 0;
+  count_allocation(given, bytes);
+  if (is_small(bytes)) count_small_allocation(given, bytes);
+  else record_large(mine, given.address, bytes, stream);
+  return given.address;
+} catch (...) {  // no host memory for a new thread's sequence
+  return 0;
+}
+
+Client::Found Client::free_planned(Address address, std::size_t* bytes) noexcept {
+  const Guarded guard(pool_->lock);
+  if (!pool_->arena_holds(address)) {
+    if (pool_->outside().find(address) == nullptr) return Found::unknown;
+    free_locked(address, 0, nullptr);
+    return Found::outside;
+  }
+  const Pool::Freed buffer = pool_->at(address);
+  *bytes = buffer.requested;
+  if (buffer.is_live()) free_locked(address, buffer.stream, nullptr);
+  return Found::planned;
+}
+
+void Client::forget_outside() noexcept {
+  const Guarded guard(pool_->lock);
+  pool_->forget_outside();
 }
 
 // Serve planned buffers of this stream only, because any other request may need the device.

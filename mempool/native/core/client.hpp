@@ -76,6 +76,20 @@ class Client : private Live<Client> {
   // old address is not the pool's.
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
+  // --- the hot path beside another allocator, which serves every request that the plan does not; any thread
+  // Return the planned address of a request, or 0: the other allocator serves the request, and record_outside()
+  // follows.
+  Address allocate_planned(std::size_t bytes, Stream stream) noexcept;
+  void record_outside(Address address, std::size_t bytes, Stream stream) noexcept;
+  // Serve a request that the other allocator refuses from any hole of the arena; 0: there is none.
+  Address allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
+  // Free a buffer on the stream of its allocation. planned: in the arena, and freed, with the requested size in
+  // `bytes`; outside: the other allocator frees the buffer; unknown: nothing happened.
+  enum class Found : std::uint8_t { unknown, outside, planned };
+  Found free_planned(Address address, std::size_t* bytes) noexcept;
+  // Forget the other allocator's buffers, before the client stops serving.
+  void forget_outside() noexcept;
+
   // Record a use of a live buffer by `stream`. False: no such buffer, or the stream owns the buffer. May
   // throw std::bad_alloc.
   bool use(Address address, Stream stream);
@@ -133,6 +147,8 @@ class Client : private Live<Client> {
   // was made for the arena. Under a budget an arena is allocated only by this call, unless set_arena_allowed()
   // allows more. False: the arena is smaller than the patterns need.
   bool request_arena() noexcept;
+  // Allocate the arena from hosted memory that was requested and is now offered or refused.
+  void take_offered_arena() noexcept;
   // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
   // room.
   void set_arena_allowed(bool takes) noexcept;
@@ -294,6 +310,7 @@ class Client : private Live<Client> {
   void retire(const void* thread) noexcept;
   Address serve_hit(Sequence& sequence, std::size_t bytes) noexcept;
   void count_allocation(const Pool::Given& given, std::size_t bytes) noexcept;
+  void record_large(const Sequence& sequence, Address address, std::size_t bytes, Stream stream) noexcept;
   bool is_small(std::size_t bytes) const noexcept { return bytes <= pool_->options().small_bytes; }
   void count_small_allocation(const Pool::Given& given, std::size_t bytes) noexcept;
   void count_small_free(std::size_t requested, std::size_t rounded) noexcept;

@@ -136,10 +136,8 @@ void Client::take_arena() noexcept {
        one = largest(one->arena_bytes - 1)) {
     if (!one->arena_backoff.is_due(iterations_)) continue;
     const Refusal why = needs_request() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
-    if (why == Refusal::none) {
-      one->arena_backoff.start_over();
-      return;
-    }
+    if (why == Refusal::none) one->arena_backoff.start_over();
+    if (why == Refusal::none || why == Refusal::pending) return;
     refused(*one, why);
   }
 }
@@ -172,6 +170,11 @@ void Client::set_arena_allowed(bool takes) noexcept {
   flight::note(flight::arena_allowed, uid_, 0, takes);
   for (Pattern* pattern : known_) pattern->arena_backoff.make_due();
   arena_allowed_ = takes;
+}
+
+void Client::take_offered_arena() noexcept {
+  const Guarded guard(pool_->lock);
+  have_arena();
 }
 
 // Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without

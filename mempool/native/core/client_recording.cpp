@@ -32,7 +32,9 @@ bool Client::grow_recording() {
   {
     const Guarded guard(pool_->lock);
     capacity = 2 * ring_.capacity();
-    const std::size_t most = pool_->source().reserved().peak / kShareOfMemory / sizeof(BriefEvent);
+    // the bytes in use, where most memory is another allocator's
+    const std::size_t held = std::max(pool_->source().reserved().peak, stats_.live.peak);
+    const std::size_t most = held / kShareOfMemory / sizeof(BriefEvent);
     if (capacity > std::min(most, kMostEvents) || ring_.kept() < ring_.capacity()) return false;
   }
   std::vector<BriefEvent> room;

@@ -1,9 +1,11 @@
 #include "core/pool.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/flight.hpp"
 #include "core/client.hpp"
+#include "devices/hosted_memory.hpp"
 
 namespace mempool {
 namespace {
@@ -67,8 +69,8 @@ Refusal Pool::take_arena(std::size_t bytes) noexcept {
   const std::size_t before = arena_bytes_;
   const Refusal why = try_arena(bytes);
   if (why != Refusal::none || arena_bytes_ != before) flight::note(flight::arena, 0, static_cast<int>(why), before, arena_bytes_);
-  if (why != Refusal::none) ++arena_refused_;
-  if (why != Refusal::none && why != Refusal::alive) drain_.cancel(boundaries());
+  if (why != Refusal::none && why != Refusal::pending) ++arena_refused_;
+  if (why != Refusal::none && why != Refusal::pending && why != Refusal::alive) drain_.cancel(boundaries());
   return why;
 }
 
@@ -90,6 +92,7 @@ Refusal Pool::try_arena(std::size_t bytes) noexcept {
   trim();
   const std::size_t before = arena_bytes_;
   if (arena_base_ != 0 && !in_place && !release_arena()) return Refusal::device;
+  if (HostedMemory* const hosted = device_->hosted(); hosted != nullptr && hosted->request(wanted)) return Refusal::pending;
   if (arena_base_ == 0 && !reserve_arena(wanted)) {
     // Smaller plans continue in a new arena of the same size as the one released for this attempt.
     if (before != 0 && reserve_arena(before) && source_.commit(arena_base_, before)) arena_bytes_ = before;
@@ -266,6 +269,17 @@ Pool::Given Pool::from_segments(std::size_t bytes, Stream stream, Segments::Effo
   return {block->address, block->size, block->fresh && source_.traits().fresh_is_zero};
 }
 
+Pool::Given Pool::allocate_in_hole(std::size_t bytes, Stream stream) noexcept try {
+  return from_hole(bytes, stream, true);
+} catch (...) {  // no host memory for the record
+  return {};
+}
+
+void Pool::record_outside(Address address, std::size_t bytes, Stream stream) {
+  if (OutsideBuffers::Buffer* const known = outside_.find(address)) outside_.erase(address, known);
+  outside_.add(address, bytes, stream);
+}
+
 // `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
 // stream.
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
@@ -374,6 +388,9 @@ Pool::Freed Pool::at(Address address) noexcept {
     if (lives.end == 0) return {Freed::dead};
     return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.stream_index), lives.owner};
   }
+  if (const OutsideBuffers::Buffer* const buffer = outside_.find(address)) {
+    return {Freed::outside, buffer->requested, round_up(buffer->requested), buffer->stream, buffer->owner};
+  }
   if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return small_at(place);
   if (const Block* block = segments_.find(address)) {
     return {Freed::segment, block->requested, block->size, block->stream, block->owner};
@@ -441,6 +458,11 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
     if (freed.is_live()) release_in_arena(address, stream);
     return freed;
   }
+  if (OutsideBuffers::Buffer* const buffer = outside_.find(address)) {
+    const Freed freed = at(address);
+    outside_.erase(address, buffer);
+    return freed;
+  }
   if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return free_small(place, address, stream);
   Segments* in = &segments_;
   Block* block = segments_.find(address);
@@ -467,7 +489,7 @@ Pool::Range Pool::reservation_of(Address address) noexcept {
 bool Pool::use(Address address, Stream stream) {
   const Freed found = at(address);
   if (!found.is_live() || found.stream == stream) return false;
-  uses_.add(address, stream);
+  if (found.kind != Freed::outside) uses_.add(address, stream);
   return true;
 }
 
@@ -523,6 +545,18 @@ bool Pool::allocate_for_graph(std::size_t bytes, Stream stream, Given& given) no
   } catch (...) {  // no host memory for a block's record
   }
   return true;
+}
+
+void Pool::hold(bool held) noexcept {
+  if (std::exchange(held_, held) == held) return;
+  if (held) {
+    source_.hold();
+    uses_.pause();
+  } else {
+    source_.end_hold();
+    uses_.resume();
+    collect();
+  }
 }
 
 Pool::Given Pool::resize(Address old, std::size_t bytes, Stream stream, Freed& before) noexcept {
@@ -594,6 +628,8 @@ void Pool::set_owner(Address address, Owner owner) noexcept {
   Segments* in = nullptr;
   if (arena_holds(address)) {
     occupancy_.set_owner_at(address - arena_base_, owner);
+  } else if (OutsideBuffers::Buffer* const buffer = outside_.find(address)) {
+    buffer->owner = owner;
   } else if (const SmallBlocks::Place place = small_.find(address); place.is_live()) {
     small_.set_owner(place, owner);
   } else if (Block* const block = segments_.find(address)) {

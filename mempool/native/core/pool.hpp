@@ -17,6 +17,7 @@
 #include "devices/memory_source.hpp"
 #include "core/live.hpp"
 #include "core/occupancy.hpp"
+#include "core/outside_buffers.hpp"
 #include "core/owners.hpp"
 #include "core/pattern.hpp"
 #include "fallback/segments.hpp"
@@ -47,9 +48,10 @@ enum class Refusal : std::uint8_t {
   alive,     // live ranges occupy the current arena, which cannot grow in place
   insufficient_memory,  // insufficient memory; no allocation was attempted
   budget,    // the budget would be exceeded, given the other memory held; no allocation was attempted
-  device     // the allocation was attempted and the device refused
+  device,    // the allocation was attempted and the device refused
+  pending    // hosted memory was requested and comes with the next request
 };
-inline constexpr std::array<const char*, 6> kRefusalNames = {"", "capture", "alive", "memory", "limit", "memory"};
+inline constexpr std::array<const char*, 7> kRefusalNames = {"", "capture", "alive", "memory", "limit", "memory", ""};
 
 struct ArenaStats {
   std::size_t bytes = 0;      // committed
@@ -124,6 +126,15 @@ class Pool : private Live<Pool>, private Idle {
   enum class Holes : std::uint8_t { kept, open, needed };
   Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
 
+  // Record a live buffer that the framework's own allocator serves. A buffer known at the address is forgotten.
+  // May throw std::bad_alloc.
+  void record_outside(Address address, std::size_t bytes, Stream stream);
+  const OutsideBuffers& outside() const noexcept { return outside_; }
+  // Forget all of these buffers.
+  void forget_outside() noexcept { outside_ = {}; }
+  // Allocate in any hole of the arena, although a plan may need the place; 0: no hole is large enough.
+  Given allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
+
   // Record the planned offset of a buffer that the fallback serves for lack of an arena. planned_offset_of() returns
   // this offset, or the own offset of a buffer at a planned slot in the arena; kDynamic: none.
   void note_planned_offset(Address address, Offset place) noexcept;
@@ -139,8 +150,8 @@ class Pool : private Live<Pool>, private Idle {
 
   // --- free, for all kinds of memory
   struct Freed {
-    // dead: an address of this pool at which no buffer is live
-    enum Kind : std::uint8_t { foreign, arena, segment, small, graph, dead } kind = foreign;
+    // outside: recorded by record_outside(); dead: an address of this pool at which no buffer is live
+    enum Kind : std::uint8_t { foreign, arena, segment, small, graph, outside, dead } kind = foreign;
     std::size_t requested = 0;
     std::size_t rounded = 0;
     Stream stream = 0;  // the stream of the allocation
@@ -211,6 +222,9 @@ class Pool : private Live<Pool>, private Idle {
   void release_graph(GraphPools::Id id) noexcept;
   const GraphPools& graphs() const noexcept { return graphs_; }
   bool capturing(GraphPools::Id id) noexcept { return graphs_.begun(id); }
+  // Neither wait for the device nor record events while `held`, because a graph is captured whose memory is the
+  // framework's.
+  void hold(bool held) noexcept;
   unsigned graph_uses(GraphPools::Id id) noexcept { return graphs_.uses(id); }  // begins without a release
   // Return true if the request belongs to a graph; `given` is then the graph's answer.
   bool allocate_for_graph(std::size_t bytes, Stream stream, Given& given) noexcept;
@@ -285,7 +299,7 @@ class Pool : private Live<Pool>, private Idle {
   ArenaStats arena_stats() const noexcept;
   std::size_t table_bytes() const noexcept;  // host memory of all plans and of the guard
   std::size_t live_blocks() const noexcept {
-    return occupancy_.alive() + segments_.blocks() + small_.blocks() + graphs_.blocks();
+    return occupancy_.alive() + segments_.blocks() + small_.blocks() + graphs_.blocks() + outside_.size();
   }
   // the device is told about upcoming uses
   bool foresees() const noexcept { return source_.traits().prefetches; }
@@ -337,6 +351,8 @@ class Pool : private Live<Pool>, private Idle {
   ArenaStreams streams_;
   ForeignUses uses_;
   GraphPools graphs_;
+  OutsideBuffers outside_;
+  bool held_ = false;  // by hold()
   bool is_small(const Freed& freed) const noexcept { return freed.requested <= options_.small_bytes; }
 
   Gauge deferred_;

@@ -259,7 +259,8 @@ void CudaDevice::zero(Address address, std::size_t bytes, Stream stream) noexcep
 }
 
 DeviceMemory CudaDevice::memory() const noexcept {
-  if (kind_.load() == CudaKind::pinned) return {0, 0};  // the memory is the host's
+  // pinned memory is the host's, and of hosted memory the host may have free blocks
+  if (kind_.load() == CudaKind::pinned || kind_.load() == CudaKind::hosted) return {0, 0};
   const Scope scope(*this);
   DeviceMemory memory{0, 0};
   if (!scope || !calls_.ok(driver_.mem_info, &memory.free, &memory.total)) return {0, 0};

@@ -90,6 +90,7 @@ class CudaDevice final : public Device {
   DeviceMemory memory() const noexcept override;
   bool serves(int index) noexcept override { return index_.load(std::memory_order_relaxed) == index || bind(index); }
   bool bound() const noexcept override { return index_.load() != kUnbound; }
+  HostedMemory* hosted() noexcept override { return backing_->memory->hosted(); }
   bool is(int index) const noexcept override { return index_.load(std::memory_order_relaxed) == index; }
 
  private:

@@ -19,6 +19,7 @@ std::unique_ptr<CudaMemory> CudaMemory::make(CudaKind kind, const CudaCalls& cal
     case CudaKind::growing: return std::make_unique<CudaGrowing>(calls);
     case CudaKind::managed: return std::make_unique<CudaManaged>(calls);
     case CudaKind::pinned: return std::make_unique<CudaPinned>(calls);
+    case CudaKind::hosted: return std::make_unique<CudaHosted>(calls);
     default: return std::make_unique<CudaPlain>(calls);
   }
 }

@@ -4,6 +4,7 @@
 //   growing  address space with mapped pages (cuMemAddressReserve, cuMemMap): arenas resize in place
 //   managed  unified memory (cuMemAllocManaged), possibly more than the device holds
 //   pinned   host memory, locked in place (cuMemHostAlloc), for asynchronous copies
+//   hosted   blocks of another allocator, such as PyTorch's own one (see hosted_memory.hpp)
 //
 // Every call requires that the device's context is current.
 #pragma once
@@ -16,11 +17,12 @@
 #include "core/sync.hpp"
 #include "devices/cuda_driver.hpp"
 #include "devices/device.hpp"
+#include "devices/hosted_memory.hpp"
 
 namespace mempool {
 
-enum class CudaKind : unsigned char { plain, growing, managed, pinned };
-inline constexpr const char* kCudaKindNames[] = {"plain", "growing", "managed", "pinned"};
+enum class CudaKind : unsigned char { plain, growing, managed, pinned, hosted };
+inline constexpr const char* kCudaKindNames[] = {"plain", "growing", "managed", "pinned", "hosted"};
 CuPart part_of(CudaKind kind) noexcept;  // the driver functions that the kind needs
 
 class CudaMemory {
@@ -42,6 +44,7 @@ class CudaMemory {
   virtual void prefetch(Address, std::size_t) noexcept {}
   virtual bool read_mostly(Address, std::size_t, bool) noexcept { return false; }
   virtual void close() noexcept {}  // releases resources other than memory
+  virtual HostedMemory* hosted() noexcept { return nullptr; }
 
  protected:
   const CudaCalls& calls_;
@@ -83,6 +86,18 @@ class CudaPinned final : public CudaWhole {
  private:
   Address allocate(CuDevice device, std::size_t bytes) noexcept override;
   void free(Address base) noexcept override;
+};
+
+class CudaHosted final : public CudaMemory {
+ public:
+  using CudaMemory::CudaMemory;
+  DeviceTraits traits() const noexcept override { return kHostedTraits; }
+  Address reserve(CuDevice, std::size_t bytes, std::size_t) noexcept override { return hosted_.take(bytes); }
+  void release(Address address, std::size_t) noexcept override { HostedMemory::give_back(address); }
+  HostedMemory* hosted() noexcept override { return &hosted_; }
+
+ private:
+  HostedMemory hosted_;
 };
 
 // Memory whose pages are where they were last used; pages that do not fit on the device move to the host and

@@ -24,6 +24,8 @@ struct DeviceTraits {
   bool prefetches = false;  // more may be reserved than the device holds; prefetch() fetches upcoming buffers
 };
 
+class HostedMemory;
+
 struct DeviceMemory {
   std::size_t free, total;  // bytes of the whole device, for all users; zeros: unknown
 };
@@ -86,6 +88,9 @@ class Device {
   virtual bool is(int) const noexcept { return true; }  // the same for a bound device
   // false: the device is not known yet and has no memory
   virtual bool bound() const noexcept { return true; }
+  // Return the exchange of blocks with the allocator that the memory comes from; null: the memory comes from the
+  // device itself.
+  virtual HostedMemory* hosted() noexcept { return nullptr; }
 };
 
 // Properties of CUDA memory, of a real driver and of a replay with addresses only.
@@ -94,6 +99,8 @@ inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 // The driver allocates in pieces of 2 MiB, so that a separate segment wastes 1 MiB on average, and a release
 // waits for the device. Both costs are small for 10 MiB and more; smaller requests share segments of 20 MiB.
 inline constexpr DeviceTraits kWholeTraits{512, 0, 20 * kMiB, 10 * kMiB, false, true, 2 * kMiB};
+// The host rounds by its own rules.
+inline constexpr DeviceTraits kHostedTraits{512, 0, 20 * kMiB, 10 * kMiB, false, true, 512};
 
 // Pages are 2 MiB, as on every device so far; a device with larger ones is refused. Address space is cheap,
 // and free memory in one segment coalesces regardless of former use. Unmapping waits for the device, so that

@@ -1,0 +1,206 @@
+#include "adapters/torch_guest.hpp"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "devices/cuda_device.hpp"
+#include "devices/hosted_memory.hpp"
+
+namespace mempool::torch_guest {
+namespace {
+
+constexpr int kDevices = 64;
+
+Hook hook_;
+// Captures and private pools in progress, by device; changed under `pooling_`.
+std::array<Atomic<int>, kDevices> pools_{};
+Lock pooling_;
+
+Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
+void* pointer_to(Address address) noexcept { return reinterpret_cast<void*>(address); }
+
+bool has_pool(int device) noexcept {
+  return device < 0 || device >= kDevices || pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire) != 0;
+}
+
+// Return the client that serves this device, or null: the host alone serves it. Present.
+Client* client_of(int device) noexcept {
+  Hook::Entry* const entry = hook_.serving_here();
+  if (entry == nullptr) return nullptr;
+  Device& its = entry->client->pool().source().device();
+  if (its.is(device)) return entry->client;
+  if (!its.serves(device)) return nullptr;
+  entry->client->device_is_bound();
+  return entry->client;
+}
+
+int allocate(std::size_t bytes, int device, std::intptr_t stream, void** address) {
+  if (hook_.nobody_serves()) return mempool_guest_host;
+  const Presence::Here here;
+  if (has_pool(device)) return mempool_guest_host;
+  Client* const client = client_of(device);
+  if (client == nullptr) return mempool_guest_host;
+  if (HostedMemory::any_request().load(std::memory_order_relaxed)) return mempool_guest_prepare;
+  *address = pointer_to(client->allocate_planned(bytes, stream));
+  return *address != nullptr ? mempool_guest_planned : mempool_guest_record;
+}
+
+void record(void* address, std::size_t bytes, int device, std::intptr_t stream) {
+  const Presence::Here here;
+  if (Client* const client = client_of(device)) client->record_outside(address_of(address), bytes, stream);
+}
+
+// Return a client without plans its arena, which is empty now. Present.
+void release_if_over(Hook::Entry& entry) noexcept {
+  if (!hook_.serves(entry)) entry.client->give_back(true);
+}
+
+int free(void* address, std::size_t* bytes) {
+  if (hook_.nobody_ever_served()) return 0;
+  const Presence::Here here;
+  int planned = 0;
+  hook_.each_entry([&](Hook::Entry& entry) {
+    const Client::Found found = entry.client->free_planned(address_of(address), bytes);
+    if (found == Client::Found::planned) release_if_over(entry);
+    planned = found == Client::Found::planned ? 1 : 0;
+    return found == Client::Found::unknown;
+  });
+  return planned;
+}
+
+int use(void* address, std::intptr_t stream) {
+  if (hook_.nobody_ever_served()) return 0;
+  const Presence::Here here;
+  int planned = 0;
+  hook_.each_entry([&](Hook::Entry& entry) {
+    Pool& pool = entry.client->pool();
+    {
+      const Guarded guard(pool.lock);
+      if (!pool.at(address_of(address)).is_live()) return true;
+      planned = pool.arena_holds(address_of(address)) ? 1 : 0;
+    }
+    entry.client->use(address_of(address), stream);
+    return false;
+  });
+  return planned;
+}
+
+void* arena_of(void* address) {
+  const Presence::Here here;
+  Address base = 0;
+  hook_.each_entry([&](Hook::Entry& entry) {
+    Pool& pool = entry.client->pool();
+    const Guarded guard(pool.lock);
+    if (pool.arena_holds(address_of(address))) base = pool.arena_base();
+    return base == 0;
+  });
+  return pointer_to(base);
+}
+
+std::size_t wanted(int device) {
+  const Presence::Here here;
+  HostedMemory::any_request().store(false);
+  Client* const client = client_of(device);
+  return client == nullptr ? 0 : client->pool().source().device().hosted()->take_request();
+}
+
+void* offer(int device, void* block, std::size_t bytes) {
+  const Presence::Here here;
+  Client* const client = client_of(device);
+  if (client == nullptr) return block;
+  HostedMemory& memory = *client->pool().source().device().hosted();
+  memory.offer(address_of(block), bytes);
+  client->take_offered_arena();
+  return pointer_to(memory.end_offer());
+}
+
+void* returned() { return pointer_to(HostedMemory::take_returned()); }
+
+int make_room(std::size_t bytes, int device, std::intptr_t stream, void** address) {
+  const Presence::Here here;
+  if (has_pool(device)) return 0;
+  Client* const client = client_of(device);
+  if (client == nullptr) return 0;
+  *address = pointer_to(client->allocate_in_hole(bytes, stream));
+  if (*address != nullptr) return 1;
+  return client->pool().arena_bytes() != 0 && client->give_back(true) ? 2 : 0;
+}
+
+void hold(int device, bool held) noexcept {
+  hook_.each([&](Client& client) {
+    if (!client.pool().source().device().is(device)) return;
+    const Guarded guard(client.pool().lock);
+    client.pool().hold(held);
+  });
+}
+
+void begin_pool(int device) {
+  if (device < 0 || device >= kDevices) return;
+  const Presence::Here here;
+  const Guarded guard(pooling_);
+  if (pools_[static_cast<std::size_t>(device)].fetch_add(1) == 0) hold(device, true);
+  CudaDevice::begin_capture(device);
+}
+
+void end_pool(int device) {
+  if (device < 0 || device >= kDevices) return;
+  const Presence::Here here;
+  const Guarded guard(pooling_);
+  Atomic<int>& count = pools_[static_cast<std::size_t>(device)];
+  if (count.load() == 0) return;  // a pool that was active before the guest came
+  CudaDevice::end_capture(device);
+  if (count.fetch_sub(1) == 1) hold(device, false);
+}
+
+void empty_cache() {
+  const Presence::Here here;
+  hook_.each([](Client& client) { client.give_back(false); });
+}
+
+void usage(int device, std::size_t* arena) {
+  *arena = 0;
+  const Presence::Here here;
+  hook_.each([&](Client& client) {
+    Pool& pool = client.pool();
+    if (!pool.source().device().is(device)) return;
+    const Guarded guard(pool.lock);
+    *arena += pool.arena_bytes();
+  });
+}
+
+void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t), void* context) {
+  std::vector<std::pair<Address, std::vector<std::pair<Offset, Offset>>>> arenas;
+  {
+    const Presence::Here here;
+    hook_.each([&](Client& client) {
+      Pool& pool = client.pool();
+      if (!pool.source().device().is(device)) return;
+      const Guarded guard(pool.lock);
+      if (pool.arena_bytes() != 0) arenas.emplace_back(pool.arena_base(), pool.occupancy().live_ranges());
+    });
+  }
+  for (const auto& [base, ranges] : arenas) {
+    for (const auto& [begin, end] : ranges) visit(context, pointer_to(base), begin, end);
+  }
+}
+
+}  // namespace
+
+Hook& hook() noexcept { return hook_; }
+
+void stop() noexcept {
+  const Presence::Here here;
+  Client* const client = hook_.serving();
+  hook_.stop();
+  if (client != nullptr) client->forget_outside();
+}
+
+const mempool_guest_functions& functions() noexcept {
+  static const mempool_guest_functions all{&allocate,  &record,   &free,       &use,      &arena_of,    &wanted,
+                                           &offer,     &returned, &make_room,  &begin_pool, &end_pool,  &empty_cache,
+                                           &usage,     &each_live};
+  return all;
+}
+
+}  // namespace mempool::torch_guest

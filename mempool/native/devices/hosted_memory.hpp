@@ -1,0 +1,99 @@
+// Hosted memory: the blocks come from another allocator, the *host*, such as PyTorch's own one.
+//
+// A host may run any code when asked, for example observers that wait for the interpreter's lock or that free
+// buffers of the pool. It is therefore never called while a pool's lock is held: a pool *requests* a block,
+// the adapter gets the block from the host after the lock is released and *offers* the block, and the pool's
+// next attempt takes it. Released blocks wait in a list until the adapter hands them back.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "core/sync.hpp"
+#include "devices/device.hpp"
+
+namespace mempool {
+
+class HostedMemory {
+ public:
+  // Return true if a block of at least `bytes` has to be requested first, which this call does; false: an
+  // offered block is there, or the host has just refused one of this size.
+  bool request(std::size_t bytes) noexcept {
+    const Guarded guard(lock_);
+    if (offered_bytes_ >= bytes || bytes >= refused_) return false;
+    requested_ = bytes;
+    any_request().store(true);
+    return true;
+  }
+  // Return and forget the bytes of the request; 0: none.
+  std::size_t take_request() noexcept {
+    const Guarded guard(lock_);
+    return std::exchange(requested_, 0);
+  }
+  // Offer a block of the host; 0: the host has refused that many bytes.
+  void offer(Address block, std::size_t bytes) noexcept {
+    const Guarded guard(lock_);
+    offered_ = block;
+    offered_bytes_ = block == 0 ? 0 : bytes;
+    refused_ = block == 0 ? bytes : kNoRefusal;
+  }
+  // Return and forget an offered block that the pool has not taken, or 0; a refusal is forgotten too.
+  Address end_offer() noexcept {
+    const Guarded guard(lock_);
+    refused_ = kNoRefusal;
+    offered_bytes_ = 0;
+    return std::exchange(offered_, 0);
+  }
+  // Take the offered block; 0: none of at least `bytes`.
+  Address take(std::size_t bytes) noexcept {
+    const Guarded guard(lock_);
+    if (offered_bytes_ < bytes) return 0;
+    offered_bytes_ = 0;
+    return std::exchange(offered_, 0);
+  }
+
+  // --- for all devices
+  static void give_back(Address block) noexcept {
+    const Guarded guard(returned().lock);
+    try {
+      returned().blocks.push_back(block);
+      returned().any.store(true);
+    } catch (...) {  // never handed back: wasteful but correct
+    }
+  }
+  // Return and forget a released block; 0: none.
+  static Address take_returned() noexcept {
+    if (!returned().any.load(std::memory_order_relaxed)) return 0;
+    const Guarded guard(returned().lock);
+    std::vector<Address>& blocks = returned().blocks;
+    const Address block = blocks.empty() ? 0 : blocks.back();
+    if (!blocks.empty()) blocks.pop_back();
+    returned().any.store(!blocks.empty());
+    return block;
+  }
+  // Set by each request; the adapter clears the flag before it looks at all devices.
+  static Atomic<bool>& any_request() noexcept {
+    static Atomic<bool> any{false};
+    return any;
+  }
+
+ private:
+  struct Returned {
+    Lock lock;
+    Atomic<bool> any{false};
+    std::vector<Address> blocks;
+  };
+  static Returned& returned() noexcept {
+    static auto* const all = new Returned;  // never destroyed: pools end at the end of the process
+    return *all;
+  }
+  static constexpr std::size_t kNoRefusal = ~std::size_t{0};
+
+  Lock lock_;
+  std::size_t requested_ = 0;
+  Address offered_ = 0;
+  std::size_t offered_bytes_ = 0;
+  std::size_t refused_ = kNoRefusal;  // this many bytes and more
+};
+
+}  // namespace mempool

@@ -1,0 +1,422 @@
+// The guest: an allocator in front of PyTorch's own CUDA allocator, the host. It serves from the pool's arena, which is one
+// block of the host, the requests that the plan knows; all other requests and all other functions are the host's. Built on the
+// user's machine against the headers of the user's torch (compiled_library.py); reaches the pool's core through the table of
+// functions of torch_guest.hpp.
+//
+// Once installed the guest stays in front of the host until the process ends, because tensors keep its deleter; without a pool
+// it passes everything on. While a graph is captured or a private pool is active, the host's tensors keep the host's deleter,
+// as the graph trees of torch.compile expect.
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/headeronly/version.h>
+
+#include <atomic>
+#include <cstdint>
+
+#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 14
+#error "the guest does not know the allocator of this PyTorch"
+#endif
+
+namespace {
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using c10::DataPtr;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
+enum Answer { passed = 0, planned = 1, recorded = 2, prepare = 3 };
+
+struct Core {  // mempool_guest_functions of torch_guest.hpp
+  int (*allocate)(size_t bytes, int device, intptr_t stream, void** address);
+  void (*record)(void* address, size_t bytes, int device, intptr_t stream);
+  int (*free)(void* address, size_t* bytes);
+  int (*use)(void* address, intptr_t stream);
+  void* (*arena_of)(void* address);
+  size_t (*wanted)(int device);
+  void* (*offer)(int device, void* block, size_t bytes);
+  void* (*returned)();
+  int (*make_room)(size_t bytes, int device, intptr_t stream, void** address);
+  void (*begin_pool)(int device);
+  void (*end_pool)(int device);
+  void (*empty_cache)();
+  void (*usage)(int device, size_t* arena);
+  void (*each_live)(int device, void (*visit)(void* context, void* arena, size_t begin, size_t end), void* context);
+};
+const Core* core = nullptr;
+cca::CUDAAllocator* host = nullptr;
+c10::DeleterFnPtr host_deleter = nullptr;
+
+std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
+std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
+
+// Set after the host has restored the state of a private pool: PyTorch then compares deleters of the pool's tensors, which are
+// the host's, with the allocator's.
+thread_local bool restored_pool = false;
+
+void hand_back() {
+  while (void* const block = core->returned()) host->raw_delete(block);
+}
+
+// Report a planned tensor to the profiler (a negative size: freed) and to CUDA's sanitizer, as the host does for its own.
+void report(void* address, int64_t bytes) {
+  if (c10::memoryProfilingEnabled()) {
+    const DeviceIndex device = arena_device.load();
+    const auto stats = cca::get()->getDeviceStats(device);
+    c10::reportMemoryUsageToProfiler(address, bytes, stats.allocated_bytes[0].current, stats.reserved_bytes[0].current,
+                                     c10::Device(c10::DeviceType::CUDA, device));
+  }
+  if (const auto* interpreter = c10::impl::GPUTrace::get_trace()) {
+    const auto number = reinterpret_cast<uintptr_t>(address);
+    if (bytes >= 0) (*interpreter)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, number);
+    else (*interpreter)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, number);
+  }
+}
+
+void release(void* address) {
+  restored_pool = false;
+  size_t bytes = 0;
+  if (address == nullptr || core->free(address, &bytes) == 0) return host->raw_delete(address);
+  report(address, -static_cast<int64_t>(bytes));
+  hand_back();
+}
+
+struct Request {
+  size_t bytes;
+  DeviceIndex device;
+  cudaStream_t stream;
+  intptr_t number() const { return reinterpret_cast<intptr_t>(stream); }
+};
+
+class Guest final : public cca::CUDAAllocator {
+ public:
+  DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return host->allocate(bytes);
+    const Request request = on_current_stream(bytes);
+    void* address = nullptr;
+    const Answer answer = ask(request, &address);
+    if (answer == planned) return planned_tensor(address, request);
+    DataPtr tensor;
+    try {
+      tensor = host->allocate(bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      if (answer == passed || !made_room(request, &address)) throw;
+      if (address != nullptr) return planned_tensor(address, request);
+      tensor = host->allocate(bytes);
+    }
+    if (answer == recorded && tensor.compare_exchange_deleter(host_deleter, &release)) record(tensor.get(), request);
+    return tensor;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return restored_pool ? host_deleter : &release; }
+  void* raw_alloc(size_t bytes) override {
+    return bytes == 0 ? nullptr : raw(on_current_stream(bytes), [&] { return host->raw_alloc(bytes); });
+  }
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
+    if (bytes == 0) return nullptr;
+    return raw({bytes, current_device(), stream}, [&] { return host->raw_alloc_with_stream(bytes, stream); });
+  }
+  void raw_delete(void* address) override { release(address); }
+
+  // --- functions about an address
+
+  void recordStream(const DataPtr& tensor, c10::cuda::CUDAStream stream) override {
+    if (tensor.get_deleter() != &release) return host->recordStream(tensor, stream);
+    if (tensor.get() == nullptr || core->use(tensor.get(), reinterpret_cast<intptr_t>(stream.stream())) != 0) return;
+    as_host([&](const DataPtr& own) { host->recordStream(own, stream); }, tensor);
+  }
+  void* getBaseAllocation(void* address, size_t* bytes) override {
+    void* const arena = core->arena_of(address);
+    return host->getBaseAllocation(arena != nullptr ? arena : address, bytes);
+  }
+  cca::ShareableHandle shareIpcHandle(void* address) override {
+    void* const arena = core->arena_of(address);
+    if (arena == nullptr) return host->shareIpcHandle(address);
+    cca::ShareableHandle handle = host->shareIpcHandle(arena);
+    handle.offset += static_cast<char*>(address) - static_cast<char*>(arena);
+    return handle;
+  }
+
+  // --- captures and private pools
+
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
+    core->begin_pool(device);
+    try {
+      host->beginAllocateToPool(device, id, std::move(filter));
+    } catch (...) {
+      core->end_pool(device);
+      throw;
+    }
+  }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
+    host->endAllocateToPool(device, id);
+    core->end_pool(device);
+  }
+  cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override {
+    cca::CheckpointDelta delta = host->setCheckpointPoolState(device, std::move(state));
+    restored_pool = true;
+    return delta;
+  }
+
+  // --- memory as a whole
+
+  void emptyCache(MempoolId_t id) override {
+    core->empty_cache();
+    hand_back();
+    host->emptyCache(id);
+  }
+  // To the host the arena is one large live block; to the program, the planned tensors in the arena are live. Peaks stay the
+  // host's: a plan's tensors fill the arena at their peak.
+  cca::DeviceStats getDeviceStats(DeviceIndex device) override {
+    cca::DeviceStats stats = host->getDeviceStats(device);
+    Usage usage;
+    core->each_live(device, &Usage::add, &usage);
+    size_t arena = 0;
+    core->usage(device, &arena);
+    if (arena == 0) return stats;
+    const size_t pool = arena <= kSmallPool ? kSmall : kLarge;
+    arena += arena_slack.load();
+    for (const size_t kind : {kAll, pool}) {
+      stats.allocation[kind].current += usage.tensors - 1;
+      stats.active[kind].current += usage.tensors - 1;
+      stats.allocated_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
+      stats.active_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
+      stats.requested_bytes[kind].current += usage.requested - static_cast<int64_t>(arena);
+      stats.inactive_split_bytes[kind].current += static_cast<int64_t>(arena) - usage.bytes;
+    }
+    return stats;
+  }
+  cca::SnapshotInfo snapshot(MempoolId_t id, bool traces) override {
+    cca::SnapshotInfo snapshot = host->snapshot(id, traces);
+    for (auto& segment : snapshot.segments) {
+      for (size_t i = 0, address = segment.address; i < segment.blocks.size(); address += segment.blocks[i].size, ++i) {
+        if (!segment.blocks[i].allocated || core->arena_of(reinterpret_cast<void*>(address)) == nullptr) continue;
+        show_tensors(segment, i, address);
+        break;
+      }
+    }
+    return snapshot;
+  }
+
+  // --- the host's
+
+  bool initialized() override { return host->initialized(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override { host->copy_data(to, from, bytes); }
+  void resetAccumulatedStats(DeviceIndex device) override { host->resetAccumulatedStats(device); }
+  void resetPeakStats(DeviceIndex device) override { host->resetPeakStats(device); }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override { return host->getMemoryInfo(device); }
+  void init(int devices) override { host->init(devices); }
+  double getMemoryFraction(DeviceIndex device) override { return host->getMemoryFraction(device); }
+  void setMemoryFraction(double fraction, DeviceIndex device) override { host->setMemoryFraction(fraction, device); }
+  std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    return host->getExpandableSegmentSizes(device);
+  }
+  void enable(bool value) override { host->enable(value); }
+  bool isEnabled() const override { return host->isEnabled(); }
+  void cacheInfo(DeviceIndex device, size_t* largest) override { host->cacheInfo(device, largest); }
+  void releasePool(DeviceIndex device, MempoolId_t id) override { host->releasePool(device, id); }
+  int getPoolUseCount(DeviceIndex device, MempoolId_t id) override { return host->getPoolUseCount(device, id); }
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) override {
+    host->createOrIncrefPool(device, id, std::move(allocator));
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool use) override { host->setUseOnOOM(device, id, use); }
+  void setNoSplit(DeviceIndex device, MempoolId_t id) override { host->setNoSplit(device, id); }
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id, const std::unordered_set<void*>& live) override {
+    return host->checkPoolLiveAllocations(device, id, live);
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return host->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return host->isHistoryEnabled(); }
+  void recordHistory(bool enabled, cca::CreateContextFn context, size_t entries, cca::RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) override {
+    host->recordHistory(enabled, context, entries, when, clear, skip);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override { host->recordAnnotation(pairs); }
+  void pushCompileContext(std::string& text) override { host->pushCompileContext(text); }
+  void popCompileContext() override { host->popCompileContext(); }
+  void setUserMetadata(const std::string& text) override { host->setUserMetadata(text); }
+  std::string getUserMetadata() override { return host->getUserMetadata(); }
+  void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
+    host->attachOutOfMemoryObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override {
+    host->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override { host->enablePeerAccess(device, peer); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
+                          bool peers) override {
+    return host->memcpyAsync(to, to_device, from, from_device, bytes, stream, peers);
+  }
+  std::shared_ptr<cca::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t id) override {
+    return host->getCheckpointState(device, id);
+  }
+  std::string name() override { return host->name(); }
+
+  // --- the host's, in later releases
+
+#if TORCH_VERSION_MINOR >= 13
+  void markCaptureBegin(DeviceIndex device) override { host->markCaptureBegin(device); }
+  void markCaptureEnd(DeviceIndex device) override { host->markCaptureEnd(device); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* address) override {
+    return host->getContextForPointer(address);
+  }
+  void attachOomRejectionObserver(cca::OomRejectionObserver observer) override {
+    host->attachOomRejectionObserver(std::move(observer));
+  }
+  DataPtr allocateWithAddress(size_t bytes, void* address) override { return host->allocateWithAddress(bytes, address); }
+#endif
+#if TORCH_VERSION_MINOR >= 14
+  bool supportsUserMetadata() override { return host->supportsUserMetadata(); }
+  void annotateMemory(const void* address, const std::string& text) override { host->annotateMemory(address, text); }
+#endif
+
+ private:
+  static constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // of PyTorch's statistics
+  static constexpr size_t kSmallPool = size_t{1} << 20;      // bytes: larger requests are the large pool's
+  static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
+
+  struct Usage {  // of an arena
+    int64_t tensors = 0, bytes = 0, requested = 0;
+    static void add(void* usage, void*, size_t begin, size_t end) {
+      auto& mine = *static_cast<Usage*>(usage);
+      ++mine.tensors;
+      mine.requested += static_cast<int64_t>(end - begin);
+      mine.bytes += static_cast<int64_t>((end - begin + kUnit - 1) / kUnit * kUnit);
+    }
+  };
+  // Replace the arena's block of a segment by one block for each planned tensor and each gap.
+  static void show_tensors(cca::SegmentInfo& segment, size_t index, size_t arena) {
+    struct Pieces {
+      std::vector<cca::BlockInfo> blocks;
+      cca::BlockInfo whole;
+      size_t arena, until, live;
+      void gap(size_t begin) {
+        if (begin > until) blocks.push_back(piece(begin - until, 0));
+      }
+      cca::BlockInfo piece(size_t bytes, size_t requested) const {
+        cca::BlockInfo block = whole;
+        block.size = bytes;
+        block.requested_size = requested;
+        block.allocated = block.active = requested != 0;
+        return block;
+      }
+      static void add(void* context, void* base, size_t begin, size_t end) {
+        auto& mine = *static_cast<Pieces*>(context);
+        if (reinterpret_cast<size_t>(base) != mine.arena) return;
+        mine.gap(begin);
+        const size_t bytes = (end - begin + kUnit - 1) / kUnit * kUnit;
+        mine.blocks.push_back(mine.piece(bytes, end - begin));
+        mine.until = begin + bytes;
+        mine.live += bytes;
+      }
+    } pieces{{}, segment.blocks[index], arena, 0, 0};
+    const size_t bytes = segment.blocks[index].size;
+    core->each_live(segment.device, &Pieces::add, &pieces);
+    pieces.gap(bytes);
+    segment.allocated_size -= bytes - pieces.live;
+    segment.active_size -= bytes - pieces.live;
+    const auto place = segment.blocks.begin() + static_cast<std::ptrdiff_t>(index);
+    segment.blocks.insert(segment.blocks.erase(place), pieces.blocks.begin(), pieces.blocks.end());
+  }
+
+  static DeviceIndex current_device() {
+    DeviceIndex device = 0;
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+    return device;
+  }
+  static Request on_current_stream(size_t bytes) {
+    const DeviceIndex device = current_device();
+    return {bytes, device, c10::cuda::getCurrentCUDAStream(device).stream()};
+  }
+  // Ask the core for a planned address, after getting the arena from the host if the core needs one.
+  static Answer ask(const Request& request, void** address) {
+    restored_pool = false;
+    for (;;) {
+      const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
+      if (answer != prepare) return answer;
+      get_arena(request.device);
+    }
+  }
+  // Get the block of the arena from the host. Memory that the host has cached for the time before the plan is released first.
+  // The block may have been used on any stream, and any stream will use it: the device is waited for once.
+  static void get_arena(DeviceIndex device) {
+    hand_back();
+    const size_t bytes = core->wanted(device);
+    if (bytes == 0) return;
+    arena_device.store(device);
+    void* block = nullptr;
+    try {
+      host->emptyCache({0, 0});
+      size_t largest = 0;
+      host->cacheInfo(device, &largest);
+      const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
+      if (largest >= bytes) block = host->raw_alloc(bytes);
+      const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;
+      arena_slack.store(taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
+      c10::cuda::device_synchronize();
+    } catch (const c10::Error&) {  // no memory, or a capture that forbids to wait
+      if (block != nullptr) host->raw_delete(block);
+      block = nullptr;
+    }
+    if (void* const unused = core->offer(device, block, bytes)) host->raw_delete(unused);
+  }
+  // After the host has refused: set `address` if the arena has a hole, else release the arena. False: nothing has changed.
+  static bool made_room(const Request& request, void** address) {
+    const int made = core->make_room(request.bytes, request.device, request.number(), address);
+    if (made == 2) hand_back();
+    return made != 0;
+  }
+  static void record(void* address, const Request& request) {
+    core->record(address, request.bytes, request.device, request.number());
+  }
+  static DataPtr planned_tensor(void* address, const Request& request) {
+    report(address, static_cast<int64_t>(request.bytes));
+    return {address, address, &release, c10::Device(c10::DeviceType::CUDA, request.device)};
+  }
+  template <class Allocate>
+  static void* raw(const Request& request, Allocate allocate) {
+    void* address = nullptr;
+    const Answer answer = ask(request, &address);
+    if (answer == planned) return report(address, static_cast<int64_t>(request.bytes)), address;
+    try {
+      address = allocate();
+    } catch (const c10::OutOfMemoryError&) {
+      if (answer == passed || !made_room(request, &address)) throw;
+      if (address != nullptr) return report(address, static_cast<int64_t>(request.bytes)), address;
+      address = allocate();
+    }
+    if (answer == recorded) record(address, request);
+    return address;
+  }
+  // Call `act` with the same tensor as the host made it: the host knows its tensors by their deleter.
+  template <class Act>
+  static void as_host(Act act, const DataPtr& tensor) {
+    struct Borrowed {
+      DataPtr own;
+      ~Borrowed() { own.release_context(); }
+    } borrowed{DataPtr(tensor.get(), tensor.get_context(), host_deleter, tensor.device())};
+    act(borrowed.own);
+  }
+};
+
+Guest* guest() {
+  static auto* const allocator = new Guest;
+  return allocator;
+}
+
+}  // namespace
+
+// Put the guest in front of PyTorch's CUDA allocator. 1: the guest is PyTorch's allocator; 0: PyTorch refuses.
+extern "C" __attribute__((visibility("default"))) int mempool_guest_install(const void* functions) {
+  if (cca::allocator.load() == guest()) return 1;
+  if (host != nullptr) return 0;  // another allocator came later, and may pass on to the guest
+  core = static_cast<const Core*>(functions);
+  host = cca::allocator.load();
+  host_deleter = host->raw_deleter();
+  cca::allocator.store(guest());
+  c10::SetAllocator(c10::DeviceType::CUDA, guest(), 255);
+  return c10::GetAllocator(c10::DeviceType::CUDA) == guest() ? 1 : 0;
+}
+
+// Hand released blocks back to PyTorch's allocator.
+extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() { hand_back(); }

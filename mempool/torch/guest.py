@@ -1,0 +1,123 @@
+"""Pool for PyTorch's tensors on CUDA devices, in front of PyTorch's own allocator.
+
+The *guest* (``guest.cpp``, compiled against the user's PyTorch) serves the requests that the plan knows from
+the arena, which is one block of PyTorch's allocator. All other requests, and all other functions of the
+allocator, are PyTorch's own. The guest can be installed while CUDA is in use, and serves until the pool is
+closed; planned tensors stay valid after that. One device is planned.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from mempool import _core, cuda
+from mempool.cuda import DRIVER
+from mempool.errors import UsageError
+from mempool.settings import NEVER, TESTED, settings
+from mempool.torch import compiled_library
+from mempool.torch.introspection import statistics
+from mempool.torch.pool import TensorPool
+
+if TYPE_CHECKING:
+    import torch
+
+    from mempool.reporting.report import Report
+
+#: Options of the pluggable backend -> what to do instead.
+_NOT_HERE = {
+    "share": "only a pool that replaces PyTorch's allocator can share memory",
+    "limit": "only a pool that replaces PyTorch's allocator can offload",
+    "memory": "PyTorch's allocator has its own kinds: set PYTORCH_ALLOC_CONF",
+    "max_reserved": "PyTorch's allocator has its own limit: torch.cuda.set_per_process_memory_fraction",
+    "check": "on the host only",
+}
+
+
+def obstacle() -> str | None:
+    """Return the reason why the guest cannot serve here; None if it can. Build the guest's library."""
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        return f"PyTorch {torch.__version__} was built without CUDA"
+    oldest, newest = TESTED["torch"]
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not oldest <= version <= newest:
+        return f"the guest does not know the allocator of PyTorch {torch.__version__}"
+    if (name := torch.cuda.get_allocator_backend()) != "native":
+        return f"PyTorch's allocator is {name!r}, not 'native'"
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "PyTorch's allocator does not cache (PYTORCH_NO_CUDA_MEMORY_CACHING)"
+    try:
+        compiled_library.guest_library()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+class GuestPool(TensorPool):
+    """A pool for tensors on one CUDA device whose arena is a block of PyTorch's allocator."""
+
+    #: Streams never share addresses: see `mempool.torch.cuda.CudaPool`.
+    wait_bytes = NEVER
+
+    def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
+        """Make a pool for the device of this index, or for the first device that a tensor is made on.
+
+        Raises:
+            UsageError: the device or the driver does not exist, or an option is of the pluggable backend.
+        """
+        if index is not None and index >= (count := statistics.devices()) > 0:
+            raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
+        names = ("limit", "max_reserved", "check")
+        chosen = settings(environment=True, **{name: options.get(name) for name in names})
+        given = {**options, **{name: getattr(chosen, name) for name in names}}
+        for name, instead in _NOT_HERE.items():
+            if given.get(name):
+                raise UsageError(f"{name} is not for backend='guest': {instead}")
+        self._final: Report | None = None
+        self._cuda = cuda.device(index, driver, "hosted")
+        super().__init__(self._cuda, **options)
+
+    @property
+    def index(self) -> int | None:
+        """The index of the device; None until the first tensor decides."""
+        return self._cuda.index
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, without an index until the first tensor decides."""
+        import torch
+
+        return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
+
+    def serve(self) -> None:
+        """Serve planned tensors from now on.
+
+        Raises:
+            UsageError: a graph is being captured, or another allocator has come in front of the guest.
+        """
+        import torch
+
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise UsageError("a CUDA graph is being captured: install the pool before or after")
+        compiled_library.install_guest()
+        _core.torch_guest_hook().serve(self.client)
+
+    def stop_serving(self) -> None:
+        """Leave everything to PyTorch's allocator; planned tensors stay valid."""
+        if self.settings.mode != "off":
+            _core.torch_guest_stop()
+
+    def close(self) -> None:
+        """Stop planning and leave everything to PyTorch's allocator, the arena too once it is unused."""
+        super().close()
+        if self._final is None:
+            self._final = super().report()
+            self.client.drop_patterns()
+            if self.settings.mode != "off":
+                compiled_library.hand_back_arena()
+
+    def report(self) -> Report:
+        """Return the report; for a closed pool, the report as of the closing."""
+        return super().report() if self._final is None else self._final

@@ -1,0 +1,559 @@
+"""The guest in front of PyTorch's own CUDA allocator, on PyTorch's CUDA build and the stand-in.
+
+Each test is a process of its own: the guest stays in front of PyTorch's allocator for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import alone, run_each_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GPU = Path(__file__).parents[1] / "gpu"
+sys.path.insert(0, str(GPU))
+
+if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
+    import checks
+    import standin_torch
+    import torch
+    from standin_torch import driver
+
+    import mempool.torch
+    from mempool import UsageError
+
+MIB = 1 << 20
+
+
+def install(**options: Any) -> mempool.torch.TensorPool:
+    return mempool.torch.install(**{"device": "cuda", "backend": "guest", "background": False, **options})
+
+
+def tensor(size: int, device: str = "cuda") -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def native_allocations() -> int:
+    """The number of blocks that PyTorch's own allocator has handed out."""
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+
+def values(pool: mempool.torch.TensorPool) -> dict[str, Any]:
+    return pool.report().to_dict()
+
+
+def iteration() -> None:
+    """Forward and backward, as a training has it."""
+    kept = []
+    for layer in range(10):
+        kept.append(tensor(4096 * (layer % 3 + 1)))
+        tensor(10_000 + 512 * layer)
+    while kept:
+        tensor(30_000)
+        kept.pop()
+
+
+def train(pool: mempool.torch.TensorPool, count: int = 12) -> None:
+    for _ in range(count):
+        pool.step()
+        iteration()
+        pool.plan_now()
+
+
+def planned(pool: mempool.torch.TensorPool, *tensors: torch.Tensor) -> list[bool]:
+    """Whether each tensor is at its planned address."""
+    return [pool.client.planned_offset_of(one.data_ptr()) is not None for one in tensors]
+
+
+def counts(pool: mempool.torch.TensorPool) -> dict[str, int]:
+    """All requests, and those above the small-size threshold by their outcome."""
+    found = values(pool)
+    requests = pool.client.stats()["blocks"]["total"]
+    return {"requests": requests, "hits": found["hits"], "misses": found["misses"]}
+
+
+def logged() -> list[str]:
+    """The list that gets each line of the log from now on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mempool")
+    log.addHandler(handler)
+    log.propagate = False
+    return said
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Drop what PyTorch's own code writes to stderr, as some releases do when memory runs out."""
+    kept = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+
+
+def ended(pool: mempool.torch.TensorPool, program: Any = None) -> None:
+    """Nothing is alive, nothing is held, and nothing was used too early."""
+    del program
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+    pool.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert driver().faults == []
+
+
+# --- recording, plans and replay
+
+
+@alone
+def test_marked_training_hits_after_the_plan_and_misses_are_native() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    pool = install()  # CUDA is in use
+    pool.watch(optimizer)
+    train_model(pool, model, optimizer, 12)
+    before, native = counts(pool), native_allocations()
+    train_model(pool, model, optimizer, 20)
+    after = counts(pool)
+    hits, misses = after["hits"] - before["hits"], after["misses"] - before["misses"]
+    assert hits > 500
+    assert hits / (hits + misses) >= 0.99
+    assert native_allocations() - native == after["requests"] - before["requests"] - hits
+    assert driver().faults == []
+
+
+def train_model(pool: Any, model: Any, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(256, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        pool.plan_now()
+
+
+@alone
+def test_unmarked_training_hits_after_the_plan_and_misses_are_native() -> None:
+    pool = install()
+    for _ in range(40):
+        iteration()
+        pool.plan_now()
+    before, native = counts(pool), native_allocations()
+    for _ in range(40):
+        iteration()
+    after = counts(pool)
+    hits, requests = after["hits"] - before["hits"], after["requests"] - before["requests"]
+    assert hits / requests >= 0.99
+    assert native_allocations() - native == requests - hits
+    assert driver().faults == []
+
+
+@alone
+def test_saved_plan_replays_from_the_first_iteration_and_takes_the_arena_once(tmp_path: str) -> None:
+    plan = Path(tmp_path) / "train.plan"
+    pool = install()
+    train(pool)
+    pool.save(plan)
+    pool.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    again, native = install(plan=plan), native_allocations()
+    train(again, 3)
+    assert (values(again)["misses"], values(again)["hit_rate"]) == (0, 1.0)
+    assert native_allocations() - native == 1 + counts(again)["requests"] - values(again)["hits"]
+    assert values(again)["hits"] > 80
+    assert driver().faults == []
+
+
+@alone
+def test_cache_of_the_warm_up_is_released_when_the_arena_is_taken() -> None:
+    pool = install()
+    tensor(64 * MIB)
+    assert torch.cuda.memory_reserved() == 64 * MIB
+    train(pool)
+    assert values(pool)["hits"] > 0
+    assert torch.cuda.memory_reserved() < 4 * MIB
+
+
+@alone
+def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
+    pool = install()
+    train(pool)
+    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    hits = values(pool)["hits"]
+    train(pool, 4)
+    assert values(pool)["hits"] > hits
+
+
+# --- installation and removal
+
+
+@alone
+def test_removal_keeps_planned_tensors_valid_and_leaves_the_rest_to_native() -> None:
+    pool = install()
+    data = torch.full((MIB,), 7, dtype=torch.uint8)
+    kept = []
+    for _ in range(12):
+        pool.step()
+        kept.clear()
+        kept += [data.to("cuda") for _ in range(3)]
+        pool.plan_now()
+    assert planned(pool, *kept) == [True] * 3
+    pool.close()
+    assert not mempool.torch.is_installed()
+    native = native_allocations()
+    others = [torch.full((MIB,), 9, dtype=torch.uint8).to("cuda") for _ in range(6)]
+    assert native_allocations() - native == 6
+    assert all(torch.equal(one.cpu(), data) for one in kept)
+    side = torch.cuda.Stream()
+    kept[0].record_stream(side)
+    del others
+    kept.clear()
+    torch.cuda.synchronize()
+    tensor(512)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() == 0
+    assert torch.cuda.memory_reserved() == 0
+    assert driver().faults == []
+
+
+@alone
+def test_next_pool_serves_after_a_removal() -> None:
+    for _ in range(3):
+        pool = install()
+        train(pool)
+        assert values(pool)["hits"] > 100
+        pool.close()
+    assert driver().faults == []
+
+
+@alone
+def test_tensors_from_before_the_installation_are_freed_by_native() -> None:
+    kept = [torch.full((MIB,), number, dtype=torch.uint8).to("cuda") for number in range(4)]
+    pool = install()
+    train(pool)
+    assert [int(one.cpu()[0]) for one in kept] == [0, 1, 2, 3]
+    allocated = torch.cuda.memory_allocated()
+    kept.clear()
+    assert torch.cuda.memory_allocated() == allocated - 4 * MIB
+    assert driver().faults == []
+
+
+@alone
+def test_options_of_the_pluggable_backend_are_refused() -> None:
+    for name, value in {"limit": "1GiB", "memory": "growing", "max_reserved": "1GiB"}.items():
+        with pytest.raises(UsageError, match=f"{name} is not for backend='guest'"):
+            install(**{name: value})
+    with pytest.raises(UsageError, match="not pluggable or guest"):
+        install(backend="host")
+    assert not mempool.torch.is_installed()
+
+
+@alone
+def test_missing_compiler_falls_back_to_pluggable_with_one_line(tmp_path: str) -> None:
+    os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
+    said = logged()
+    install()
+    assert torch.cuda.get_allocator_backend() == "pluggable"
+    assert len([line for line in said if "backend='pluggable'" in line]) == 1
+
+
+@alone
+def test_unknown_release_falls_back_to_pluggable_with_one_line() -> None:
+    warnings.simplefilter("ignore")  # the version was not tested
+    torch.__version__ = "2.99.0"
+    said = logged()
+    install()
+    assert torch.cuda.get_allocator_backend() == "pluggable"
+    assert [line for line in said if "does not know the allocator of PyTorch 2.99.0" in line]
+
+
+@alone
+def test_tensors_outlive_the_interpreter() -> None:
+    pool = install(background=True)
+    train(pool)
+    globals()["kept"] = tensor(MIB)
+
+
+# --- streams and threads
+
+
+@pytest.mark.parametrize("seed", range(4))
+@alone
+def test_repeated_program_with_streams_reads_its_own_bytes(seed: str) -> None:
+    """The same random program in each iteration, so that its tensors are planned."""
+    pool = install()
+    program = standin_torch.Program(0, pool)
+    program._steps = [
+        step for step in program._steps if step.__name__ in ("_make", "_use", "_free", "_free_and_join")
+    ]
+    for _ in range(16):
+        pool.step()
+        program._random.seed(int(seed))
+        program.run(60)
+        pool.plan_now()
+    assert values(pool)["hits"] > 50
+    ended(pool, program)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@alone
+def test_random_program_reads_its_own_bytes(seed: str) -> None:
+    pool = install()
+    program = standin_torch.Program(int(seed), pool)
+    program.run(250)
+    ended(pool, program)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@alone
+def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
+    pool = install(background=True)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            standin_torch.Program(100 * int(seed) + number, pool, in_thread=True).run(120)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    ended(pool)
+
+
+@alone
+def test_planned_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
+    pool, side = install(), torch.cuda.Stream()
+    host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()
+    other = torch.full((MIB,), 6, dtype=torch.uint8).pin_memory()
+    for _ in range(20):
+        pool.step()
+        source = host.to("cuda", non_blocking=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5)
+        source.record_stream(side)
+        del source
+        following = [other.to("cuda", non_blocking=True) for _ in range(3)]
+        torch.cuda.synchronize()
+        del following
+        pool.plan_now()
+    assert values(pool)["hits"] > 10
+    assert driver().faults == []
+
+
+@alone
+def test_native_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
+    install()
+    side = torch.cuda.Stream()
+    host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()
+    other = torch.full((MIB,), 6, dtype=torch.uint8).pin_memory()
+    for _ in range(4):
+        source = host.to("cuda", non_blocking=True)
+        side.wait_stream(torch.cuda.current_stream())
+        driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5)
+        source.record_stream(side)
+        del source
+        following = other.to("cuda", non_blocking=True)
+        torch.cuda.synchronize()
+        del following
+    assert driver().faults == []
+
+
+@alone
+def test_threads_free_planned_tensors_of_other_threads() -> None:
+    pool = install()
+    for _ in range(14):
+        pool.step()
+        made = [tensor(70_000 + 512 * number) for number in range(8)]
+        thread = threading.Thread(target=made.clear)
+        thread.start()
+        thread.join()
+        pool.plan_now()
+    assert values(pool)["hits"] > 20
+    assert torch.cuda.memory_allocated() == 0
+
+
+# --- graphs and private pools
+
+
+@alone
+def test_captured_graph_keeps_its_memory_in_native() -> None:
+    pool = install()
+    train(pool)
+    static = torch.full((MIB,), 3, dtype=torch.uint8).to("cuda")
+    graph, hits = torch.cuda.CUDAGraph(), values(pool)["hits"]
+    with torch.cuda.graph(graph):
+        iteration()
+        result = static.clone()
+    assert values(pool)["hits"] == hits
+    train(pool, 4)
+    assert values(pool)["hits"] > hits
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result.cpu(), static.cpu())
+    assert driver().faults == []
+
+
+@alone
+def test_private_pool_is_native() -> None:
+    pool = install()
+    train(pool)
+    private, hits = torch.cuda.MemPool(), values(pool)["hits"]
+    with torch.cuda.use_mem_pool(private):
+        iteration()
+        kept = tensor(4 * MIB)
+    assert values(pool)["hits"] == hits
+    assert kept.data_ptr() in {segment["address"] for segment in private.snapshot()}
+    train(pool, 4)
+    assert values(pool)["hits"] > hits
+    del kept, private
+    assert driver().faults == []
+
+
+# --- functions about a tensor's memory, and about all memory
+
+
+@alone
+def test_shared_planned_tensor_is_the_arena_and_an_offset() -> None:
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        made = [tensor(MIB) for _ in range(3)]
+        pool.plan_now()
+    assert planned(pool, *made) == [True] * 3
+    shared = [one.untyped_storage()._share_cuda_() for one in made]
+    assert len({handle for _, handle, *_ in shared}) == 1
+    offsets = [offset for _, _, _, offset, *_ in shared]
+    base = made[0].data_ptr() - offsets[0]
+    assert [base + offset for offset in offsets] == [one.data_ptr() for one in made]
+    for *_, counter, place, _, _ in shared:  # as the other process does at the end
+        torch.UntypedStorage._release_ipc_counter(counter, place, device="cuda")
+    made.clear()
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() == 0
+
+
+@alone
+def test_statistics_and_snapshot_show_planned_tensors() -> None:
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        made = [tensor(MIB + 100) for _ in range(3)]
+        pool.plan_now()
+    assert planned(pool, *made) == [True] * 3
+    assert torch.cuda.memory_allocated() == 3 * (MIB + 512)
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == 3 * (MIB + 100)
+    assert torch.cuda.memory_stats()["allocation.all.current"] == 3
+    blocks = {
+        block["address"]: (block["size"], block["requested_size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    assert blocks == {one.data_ptr(): (MIB + 512, MIB + 100) for one in made}
+    for segment in torch.cuda.memory_snapshot():
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    made.clear()
+    assert torch.cuda.memory_allocated() == 0
+
+
+@alone
+def test_profiler_sees_planned_tensors() -> None:
+    pool = install()
+    train(pool)
+    with silent(), torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
+        pool.step()
+        kept = [tensor(4096 * (layer % 3 + 1)) for layer in range(3)]
+    sizes = [event.device_memory_usage for event in profile.events() if event.name == "aten::empty"]
+    assert sum(size > 0 for size in sizes) >= 3
+    del kept
+
+
+@alone
+def test_out_of_memory_is_natives_error_after_the_arena_was_used() -> None:
+    pool = install()
+    train(pool)
+    seen: list[int] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *_: seen.append(1))
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(64 * MIB / total)
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 100\.00 MiB"):
+        tensor(100 * MIB)
+    assert seen
+    train(pool, 4)
+    assert tensor(MIB).nbytes == MIB
+    assert driver().faults == []
+
+
+@alone
+def test_request_that_native_refuses_gets_the_memory_of_the_idle_arena() -> None:
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        made = [tensor(8 * MIB) for _ in range(6)]
+        del made
+        pool.plan_now()
+    assert values(pool)["arena_bytes"] == 48 * MIB
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(64 * MIB / total)
+    with pool.dynamic():
+        inside = tensor(40 * MIB)
+        del inside
+        larger = tensor(60 * MIB)
+    assert larger.nbytes == 60 * MIB
+
+
+@alone
+def test_cudnn_benchmark_works() -> None:
+    pool = install()
+    train(pool)
+    torch.backends.cudnn.benchmark = True
+    torch.nn.Conv2d(3, 8, 3).to("cuda")(torch.empty(2, 3, 32, 32, device="cuda"))
+    assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "record_stream",
+        "graphs",
+        "limits",
+        "planned",
+        "autograd_threads",
+        "out_of_memory",
+        "statistics",
+        "snapshots",
+        "loader",
+    ],
+)
+@alone
+def test_check_of_a_gpu_holds(check: str) -> None:
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # threads without order outgrow an arena
+    with silent():
+        checks.CHECKS[check](mempool.torch.install(device="cuda", backend="guest"))
+    assert driver().faults == []
+
+
+if __name__ == "__main__":
+    run_each_alone(globals())
