@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile(
         "untimed",
         deadline=None,
-        max_examples=200 if full else 50,
+        max_examples=200 if full else 25,
         database=None,
         derandomize=not (full or seeded),
         print_blob=True,

@@ -175,12 +175,12 @@ subprocess.run([sys.executable, "-c", busy], check=True)
 @pytest.mark.parametrize(
     ("options", "imported", "seconds", "told"),
     [
-        ([], "", 2, True),
+        pytest.param([], "", 2, True, marks=pytest.mark.full),
         ([], "import numpy", 2, True),
         ([], "import numpy; x = numpy.ones(1 << 20)", 2, False),
         ([], "import numpy", 0, False),
-        (["--children"], "import numpy", 2, False),
-        (["--quiet"], "import numpy", 2, False),
+        pytest.param(["--children"], "import numpy", 2, False, marks=pytest.mark.full),
+        pytest.param(["--quiet"], "import numpy", 2, False, marks=pytest.mark.full),
     ],
 )
 def test_program_with_working_children_gets_a_hint_about_children(

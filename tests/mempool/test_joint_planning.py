@@ -77,7 +77,7 @@ def memory(pool: Pool) -> Iterator[programs.Watched]:
         [False, True],
         [in_turn, at_random],
         [in_steps, in_regions],
-        every=5,
+        every=11,
     ),
 )
 def test_joint_plans_of_variants_in_any_order_have_no_misses(
@@ -123,6 +123,7 @@ def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(
     assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
 
 
+@pytest.mark.full
 def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool, memory: programs.Watched) -> None:
     """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
     order, kept = at_random((900, 1300, 1900)), list[int]()
@@ -166,6 +167,7 @@ def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: pr
     assert pool.client.stats()["outcomes"]["hit"] > 100 * 200
 
 
+@pytest.mark.full
 def test_joint_plans_lie_around_pinned_ranges(pool: Pool, memory: programs.Watched) -> None:
     """Also after another variant has joined."""
     first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
@@ -224,7 +226,7 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
 
 @pytest.mark.parametrize(
     ("work", "first", "late", "long"),  # the first iteration is of any variant
-    some([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=5),
+    some([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=11),
 )
 def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
     tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
@@ -271,6 +273,7 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
         assert pool.plans > 0
 
 
+@pytest.mark.full
 def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> None:
     """A short recording need not show the transition, and a plan without it would miss."""
     order = at_random((900, 1300, 1900))

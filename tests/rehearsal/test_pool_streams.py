@@ -18,7 +18,7 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
 
 MIB = 1 << 20
 #: Programs of each kind; a soak asks for more.
-SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "3")))
+SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "2")))
 
 
 def ended(pool: mempool.torch.TensorPool) -> None:

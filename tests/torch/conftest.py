@@ -93,8 +93,25 @@ def fit_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return estimate
 
 
+@pytest.fixture(scope="module")
+def warm_server() -> Iterator[Any]:
+    from warm_programs import WarmPrograms
+
+    programs = WarmPrograms()
+    yield programs
+    programs.kill()
+
+
 @pytest.fixture
-def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Callable[..., Any]) -> Any:
+def warm_programs(warm_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of ``fit --main`` from one that has imported PyTorch."""
+    monkeypatch.setattr("mempool.torch.estimate.program.run.start_process", warm_server)
+
+
+@pytest.fixture
+def fitted(
+    warm_programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Callable[..., Any]
+) -> Any:
     """Return a function that estimates the text of a program, train.py, and returns the object printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

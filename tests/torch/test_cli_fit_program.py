@@ -16,6 +16,7 @@ import mempool.torch
 from mempool.cli.app import call
 from mempool.cli.fit import program
 from mempool.rehearsal.standin import has_cuda_build
+from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.program import run_program
 
 if TYPE_CHECKING:
@@ -190,6 +191,15 @@ def test_program_without_a_step_is_ended_after_some_time(tmp_path: Path, body: s
     assert any("no optimizer step within 5 s and was ended at" in caveat.reason for caveat in done.caveats)
 
 
+def test_program_that_catches_the_end_of_its_time_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "stubborn.py"
+    path.write_text(
+        f"{HEAD}while True:\n    try:\n        model(x)\n    except BaseException:\n        pass\n"
+    )
+    with pytest.raises(BrokenScriptError, match=r"stubborn\.py:\d+: it catches every exception"):
+        run_program(str(path), seconds=2)
+
+
 #: A model of 40 KiB, and data of 4 MiB of which a batch has 64 KiB.
 PLACES = """
 import torch
@@ -266,6 +276,7 @@ Trainer(model=BertForSequenceClassification(config), args=arguments, train_datas
 
 
 @no_cuda
+@pytest.mark.full
 def test_trainer_accumulates(fitted: Any) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -295,6 +306,7 @@ BAD = {
 
 
 @no_cuda
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(("lines", "reason"), BAD.values(), ids=BAD)
 def test_program_that_cannot_be_tried_is_refused_with_line_and_remedy(
     tmp_path: Path,

@@ -249,6 +249,7 @@ def test_checkpointed_regions_are_counted(pool: TensorPool) -> None:
     assert same(got, plain)
 
 
+@pytest.mark.full
 def test_pending_gradients_are_counted_and_accumulate_in_place(pool: TensorPool) -> None:
     """Reading a tensor's storage creates a share, and PyTorch then no longer accumulates in place."""
     _, peaks = steps_of(pool, Tied, once, {"inner": "inductor"})

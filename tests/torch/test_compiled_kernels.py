@@ -301,6 +301,7 @@ def test_predicted_kernel_peaks_equal_measured_peaks(
     assert measured == predicted <= limit
 
 
+@pytest.mark.full
 def test_readers_in_a_kernel_share_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared reload needs less memory than one reload per operation."""
     torch.manual_seed(0)

@@ -119,7 +119,7 @@ def least_of(make: type[nn.Module], inner: str, graphs: int) -> int:
 @pytest.mark.parametrize(
     ("make", "graphs", "inner"),
     [
-        (Three, 3, "eager"),
+        pytest.param(Three, 3, "eager", marks=pytest.mark.full),
         pytest.param(Inside, 4, "eager", marks=pytest.mark.full),
         pytest.param(Three, 3, "inductor", marks=pytest.mark.full),
     ],

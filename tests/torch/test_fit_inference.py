@@ -187,6 +187,7 @@ ANSWER = ("def answer(x):", "    return model(x).sum()")
 WRAPPED = ("def wrapped(x):", "    return [model(x)]")
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
     ("lines", "outputs"),
     [

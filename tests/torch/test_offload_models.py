@@ -91,6 +91,7 @@ def check_bypassed(trained_all: TrainedAll, trainings: Trainings) -> None:
         assert result["report"]["swapping"]["bypassed"] > 0
 
 
+@pytest.mark.full
 def test_bypassed_training_is_bit_identical(trained_all: TrainedAll, trainings: Trainings) -> None:
     check_bypassed(trained_all, trainings)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RENAMED = {"mempool.torch.fitting": "mempool.torch.estimate"}
 
 
+@pytest.mark.full
 def test_shared_generation_names_the_line_that_ends_its_loop() -> None:
     printed = run_case("fit_generation.py")
     assert re.search(r"only of what ran: \S*decoder.py:21 decides by values of tensors", printed)
@@ -33,6 +34,7 @@ def test_shared_model_at_32k_tokens_has_a_single_cache_unless_the_output_is_held
         assert 30.5 < gib - 17.95 * (held == "True") < 32
 
 
+@pytest.mark.full
 def test_shared_losses_of_a_script_equal_the_given_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,9 @@ def test_special_files_are_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", gzip.compress(b"id,lower,upper,size\n")]
+    "content",
+    [b"", b"PAR1" + b"\xff" * 100 + b"PAR1", b"hello", gzip.compress(b"id,lower,upper,size\n")],
+    ids=["empty", "parquet", "text", "gzip"],  # gzip's content has the time, and each worker its own
 )
 def test_unknown_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x"

@@ -9,7 +9,7 @@ using fake::gpu;
 
 namespace {
 
-constexpr int kInvalidArgument = 2, kNotSupported = 3;
+constexpr int kInvalidArgument = 2, kNvmlNotSupported = 3;
 
 struct MemoryInfo {
   unsigned long long total, free, used;
@@ -104,6 +104,6 @@ EXPORTED int nvmlDeviceGetP2PStatus(fake::Handle, fake::Handle, int, int* status
   *status = 0;
   return 0;
 }
-EXPORTED int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return kNotSupported; }
-EXPORTED int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return kNotSupported; }
-EXPORTED int nvmlDeviceGetGpuFabricInfoV(...) { return kNotSupported; }
+EXPORTED int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return kNvmlNotSupported; }
+EXPORTED int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return kNvmlNotSupported; }
+EXPORTED int nvmlDeviceGetGpuFabricInfoV(...) { return kNvmlNotSupported; }

@@ -51,7 +51,7 @@ _THREAD = "it runs a model in another thread, where nothing is recorded"
 _STUBBORN = "it catches every exception, and so does not end"
 #: Signs of errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-_MOST_IGNORED = 100  #: ends of the run that a program may catch
+_MOST_IGNORED = 30  #: ends of the run that a program may catch
 
 
 class _Program:
@@ -67,6 +67,7 @@ class _Program:
         self._last_step = time.monotonic()
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, int]] = {}
         self._ignored = 0
+        self._over = threading.Event()
         self._ending = Ending()
         self._recorder = AccessRecorder()
         self._places = Places(self._recorder) if request.device == "cuda" else None
@@ -78,6 +79,7 @@ class _Program:
             for manager in self._modes():
                 stack.enter_context(manager)
             self._execute()
+        self._over.set()
         if not self.result.message:
             write_trace(self._trace(), Path(self.request.folder, "step.trace"))
         self._leave()
@@ -106,7 +108,6 @@ class _Program:
         torch.save = self._skip_save
         for holder, name in ((torch, "compile"), (nn.Module, "compile")):
             setattr(holder, name, self._eager(f"{'torch' if holder is torch else 'Module'}.compile"))
-        threading.Thread(target=self._watch, daemon=True).start()
 
     def _execute(self) -> None:
         """Run the script, and note how it ends."""
@@ -115,6 +116,8 @@ class _Program:
         sys.path[0] = str(Path(request.path).resolve().parent)
         result.ended = "program"
         keep_source(request.path)
+        self._last_step = time.monotonic()  # PyTorch's own imports may have taken long
+        threading.Thread(target=self._watch, daemon=True).start()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -171,13 +174,17 @@ class _Program:
             self._refuse(_THREAD)
 
     def _watch(self) -> None:
-        """End a program that makes no step for too long."""
+        """End a program that makes no step for too long; its process, if as long again is not enough."""
         while time.monotonic() - self._last_step < self.request.seconds:
-            time.sleep(0.1)
+            if self._over.wait(0.1):
+                return
         main = threading.main_thread().ident or 0
         self.result.line = program_line(sys._current_frames().get(main))
         self.result.ended = "seconds"
         self._ending.request()
+        if not self._over.wait(self.request.seconds):
+            self.result.ended, self.result.message = "error", _STUBBORN
+            self._leave()
 
     def _refuse(self, reason: str) -> None:
         """End the process at once: the program cannot be tried."""
@@ -263,7 +270,12 @@ def _in_this_process(loader: Any) -> Any:
         return _Batches(loader)
 
 
-if __name__ == "__main__":
-    given: dict[str, Any] = json.loads(sys.argv[1])
+def main(text: str) -> None:
+    """Run the program of a request in JSON to its end, and end the process."""
+    given: dict[str, Any] = json.loads(text)
     given |= {"arguments": tuple(given["arguments"]), "capability": tuple(given["capability"])}
     _Program(Request(**given)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -33,6 +33,8 @@ LATE_CLEARING = (
     "{} clears gradients between forward and backward, so the gradients of the former step are alive during "
     "the forward: call `zero_grad()` right after `step()` to free them earlier"
 )
+#: Environment of the program's process besides its own.
+ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
 _TRACE, _RESULT = "step.trace", "result.json"
 
 
@@ -145,12 +147,15 @@ def run_program(
     )
 
 
+def start_process(request: str) -> subprocess.Popen[bytes]:
+    """Start the program's process for a request in JSON."""
+    command = [sys.executable, "-m", "mempool.torch.estimate.program.child", request]
+    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
+
+
 def _run_child(request: Request) -> None:
     """Run the program's process to its end; Ctrl-C ends it, too."""
-    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
-    text = json.dumps(dataclasses.asdict(request))
-    command = [sys.executable, "-m", "mempool.torch.estimate.program.child", text]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
+    process = start_process(json.dumps(dataclasses.asdict(request)))
     try:
         code = process.wait()
     except BaseException:
