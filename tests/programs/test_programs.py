@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py", 110))
+PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py", 220))
 LONG_RUNS = {"train_convnet.py": (40,), "solve_poisson.py": (512, 500), "count_cells.py": (220,)}
 
 

@@ -39,7 +39,7 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
 
 MIB = 1 << 20
 #: Random programs of each kind; a soak asks for more.
-SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "3")))
+SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "2")))
 
 
 def install(**options: Any) -> mempool.torch.TensorPool:

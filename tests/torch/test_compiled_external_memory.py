@@ -286,7 +286,7 @@ def test_new_high_water_mark_restarts_the_observation(pool: TensorPool) -> None:
     assert max(peaks[7:]) <= limit
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_kept_bytes_equal_live_bytes_between_the_passes(inner: str, pool: TensorPool) -> None:
     """Results count, gradients given to the backward pass do not."""
     gc.collect()
