@@ -13,15 +13,12 @@ from mempool import _core, cuda, sharing
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.logs import log
-from mempool.settings import NEVER, TESTED, settings
+from mempool.settings import TESTED, settings
 from mempool.torch import compiled_library
+from mempool.torch.cuda_tensors import CudaTensorPool, check_index
 from mempool.torch.introspection import diagnosis, statistics
-from mempool.torch.pool import TensorPool
 
 if TYPE_CHECKING:
-    import torch
-
-    from mempool.reporting.report import Report
     from mempool.settings import Memory
 
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
@@ -52,12 +49,9 @@ def is_serving() -> bool:
     return _allocator is not None
 
 
-class CudaPool(TensorPool):
+class CudaPool(CudaTensorPool):
     """A pool for tensors on one CUDA device."""
 
-    #: Streams never share addresses by default: PyTorch allows a program to wait for another stream's use of
-    #: a tensor after the free, if only before the own stream's next allocation.
-    wait_bytes = NEVER
     #: Growing memory holds the fewest bytes; a device without it, or an old driver, has plain memory.
     memory = "growing"
 
@@ -68,9 +62,7 @@ class CudaPool(TensorPool):
             UsageError: the device or the driver does not exist, or an option is not for CUDA.
         """
         self._driver = driver
-        self._final: Report | None = None
-        if index is not None and index >= (count := statistics.devices()) > 0:
-            raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
+        check_index(index)
         memory = settings(memory=options.get("memory")).memory
         options["share"] = sharing.pool_of(options.get("share"), index)
         try:
@@ -82,18 +74,6 @@ class CudaPool(TensorPool):
             _refuse_without_cuda()  # raises a better message
             raise
         super().__init__(self._cuda, **options)
-
-    @property
-    def index(self) -> int | None:
-        """The index of the device; None until the first tensor decides."""
-        return self._cuda.index
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The device, without an index until the first tensor decides."""
-        import torch
-
-        return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
 
     def serve(self) -> None:
         """Become PyTorch's CUDA allocator.
@@ -121,10 +101,6 @@ class CudaPool(TensorPool):
             self._final = super().report()
         self.client.drop_patterns()  # after the planner's end: a plan may have been about to be installed
         sharing.keep_as_closed(self)
-
-    def report(self) -> Report:
-        """Return the report; for a closed pool, the report as of the closing."""
-        return super().report() if self._final is None else self._final
 
 
 def _growing_or_plain(index: int | None, driver: str) -> tuple[_core.CudaDevice, Memory]:

@@ -9,20 +9,14 @@ closed; planned tensors stay valid after that. One device is planned.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool import _core, cuda
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
-from mempool.settings import NEVER, TESTED, settings
+from mempool.settings import TESTED, settings
 from mempool.torch import compiled_library
-from mempool.torch.introspection import statistics
-from mempool.torch.pool import TensorPool
-
-if TYPE_CHECKING:
-    import torch
-
-    from mempool.reporting.report import Report
+from mempool.torch.cuda_tensors import CudaTensorPool, check_index
 
 #: Options of the pluggable backend -> what to do instead.
 _NOT_HERE = {
@@ -55,11 +49,8 @@ def obstacle() -> str | None:
     return None
 
 
-class GuestPool(TensorPool):
+class GuestPool(CudaTensorPool):
     """A pool for tensors on one CUDA device whose arena is a block of PyTorch's allocator."""
-
-    #: Streams never share addresses: see `mempool.torch.cuda.CudaPool`.
-    wait_bytes = NEVER
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
         """Make a pool for the device of this index, or for the first device that a tensor is made on.
@@ -67,29 +58,15 @@ class GuestPool(TensorPool):
         Raises:
             UsageError: the device or the driver does not exist, or an option is of the pluggable backend.
         """
-        if index is not None and index >= (count := statistics.devices()) > 0:
-            raise UsageError(f"no CUDA device {index}; PyTorch sees {count}")
+        check_index(index)
         names = ("limit", "max_reserved", "check")
         chosen = settings(environment=True, **{name: options.get(name) for name in names})
         given = {**options, **{name: getattr(chosen, name) for name in names}}
         for name, instead in _NOT_HERE.items():
             if given.get(name):
                 raise UsageError(f"{name} is not for backend='guest': {instead}")
-        self._final: Report | None = None
         self._cuda = cuda.device(index, driver, "hosted")
         super().__init__(self._cuda, **options)
-
-    @property
-    def index(self) -> int | None:
-        """The index of the device; None until the first tensor decides."""
-        return self._cuda.index
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The device, without an index until the first tensor decides."""
-        import torch
-
-        return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
 
     def serve(self) -> None:
         """Serve planned tensors from now on.
@@ -117,7 +94,3 @@ class GuestPool(TensorPool):
             self.client.drop_patterns()
             if self.settings.mode != "off":
                 compiled_library.hand_back_arena()
-
-    def report(self) -> Report:
-        """Return the report; for a closed pool, the report as of the closing."""
-        return super().report() if self._final is None else self._final

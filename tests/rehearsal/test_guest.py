@@ -78,7 +78,7 @@ def train(pool: mempool.torch.TensorPool, count: int = 12) -> None:
 
 
 def planned(pool: mempool.torch.TensorPool, *tensors: torch.Tensor) -> list[bool]:
-    """Whether each tensor is at its planned address."""
+    """Return for each tensor if its address is the planned one."""
     return [pool.client.planned_offset_of(one.data_ptr()) is not None for one in tensors]
 
 
@@ -115,11 +115,7 @@ def ended(pool: mempool.torch.TensorPool, program: Any = None) -> None:
     """Nothing is alive, nothing is held, and nothing was used too early."""
     del program
     gc.collect()
-    assert torch.cuda.memory_allocated() == 0
-    pool.close()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 0
-    assert driver().faults == []
+    standin_torch.check_nothing_is_left(pool)
 
 
 # --- recording, plans and replay
@@ -329,21 +325,7 @@ def test_random_program_reads_its_own_bytes(seed: str) -> None:
 @alone
 def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
     pool = install(background=True)
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            standin_torch.Program(100 * int(seed) + number, pool, in_thread=True).run(120)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    standin_torch.run_on_threads(int(seed), pool)
     ended(pool)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import warnings
 
 import pytest
@@ -21,44 +20,21 @@ MIB = 1 << 20
 SEEDS = range(int(os.environ.get("MEMPOOL_STREAM_SEEDS", "2")))
 
 
-def ended(pool: mempool.torch.TensorPool) -> None:
-    """Nothing is alive, nothing is held, and nothing was used too early."""
-    assert torch.cuda.memory_allocated() == 0
-    pool.close()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 0
-    assert standin_torch.driver().faults == []
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
 @alone
 def test_random_program_reads_its_own_bytes(memory: str, seed: str) -> None:
     pool = mempool.torch.install(device="cuda", memory=memory, background=False)
     standin_torch.Program(int(seed), pool).run(250)
-    ended(pool)
+    standin_torch.check_nothing_is_left(pool)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
     pool = mempool.torch.install(device="cuda", background=True)
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            standin_torch.Program(100 * int(seed) + number, pool, in_thread=True).run(120)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    ended(pool)
+    standin_torch.run_on_threads(int(seed), pool)
+    standin_torch.check_nothing_is_left(pool)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -77,7 +53,7 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
     assert pool.report().to_dict()["swapping"]["out_bytes"] > MIB
     assert program.replays > 0
     del program
-    ended(pool)
+    standin_torch.check_nothing_is_left(pool)
 
 
 @alone

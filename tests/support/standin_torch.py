@@ -193,3 +193,31 @@ class Program:
         if not self._in_thread:
             self._pool.step()
             self._pool.plan_now()
+
+
+def run_on_threads(seed: int, pool: mempool.torch.TensorPool) -> None:
+    """Run three programs at once, and check that each ends without an error."""
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            Program(100 * seed + number, pool, in_thread=True).run(120)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def check_nothing_is_left(pool: mempool.torch.TensorPool) -> None:
+    """Check that nothing is alive, nothing is held after the closing, and nothing was used too early."""
+    assert torch.cuda.memory_allocated() == 0
+    pool.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert driver().faults == []
