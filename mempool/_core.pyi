@@ -195,6 +195,23 @@ class Pattern:
     @property
     def arena_bytes(self) -> int: ...
 
+class Signal:
+    """Event that is set once; Ctrl-C leaves no wait half-done."""
+
+    def __init__(self) -> None:
+        """An event that is not set."""
+
+    def set(self) -> None:
+        """Set the event."""
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+
+    def wait(self, seconds: float = 1000000000.0) -> bool:
+        """
+        Wait until the event is set, at most so many seconds; return whether it is set. Ctrl-C is raised afterwards.
+        """
+
 class TakenRange:
     """A range taken from a free list; released with the object."""
 

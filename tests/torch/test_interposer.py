@@ -185,7 +185,7 @@ def test_ctrl_c_at_any_time_leaves_training_and_values_right() -> None:
     try:
         with OffloadMode(HostEngine(1 << 24), CPU, 60_000, client=None) as mode:
             mode.transfers.min_bytes = 1
-            for _ in range(60):
+            for _ in range(40):
                 try:
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0.0005 + 0.004 * chosen.random())
                     while True:

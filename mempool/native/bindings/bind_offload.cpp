@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.hpp"
 #include "offload/free_list.hpp"
+#include "offload/signal.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -13,6 +14,13 @@ using namespace mempool;
 
 void bind_offload(nb::module_& m) {
   nb::set_leak_warnings(false);  // an offloaded tensor may be alive when the interpreter ends
+  nb::class_<Signal>(m, "Signal", "Event that is set once; Ctrl-C leaves no wait half-done.")
+      .def(nb::init<>(), "An event that is not set.")
+      .def("set", &Signal::set, "Set the event.")
+      .def("is_set", &Signal::is_set, "Return whether the event is set.")
+      .def("wait", &Signal::wait, "seconds"_a = 1e9, nb::call_guard<nb::gil_scoped_release>(),
+           "Wait until the event is set, at most so many seconds; return whether it is set. Ctrl-C is raised afterwards.");
+
   nb::class_<TakenRange>(m, "TakenRange", "A range taken from a free list; released with the object.")
       .def_prop_ro("at", &TakenRange::at, "Offset, bytes.");
 

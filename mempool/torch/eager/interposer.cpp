@@ -18,6 +18,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -588,6 +589,12 @@ MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy
   if (may) freed = storage->set_data_ptr(c10::DataPtr(copy, copy, &keep, storage->device()));
   parking = false;
   return may ? 1 : 0;
+}
+
+// Return the allocator of the memory into which a storage is reloaded: on a CPU the one in use, which is not that of storages from
+// before the pool.
+MEMPOOL_EXPORT c10::Allocator* mempool_interposer_allocator(c10::StorageImpl* storage) {
+  return storage->device_type() == c10::DeviceType::CPU ? c10::GetAllocator(c10::DeviceType::CPU) : storage->allocator();
 }
 
 // Move a parked storage into the memory of another storage; no effect on one that is not parked.

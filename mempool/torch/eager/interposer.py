@@ -48,6 +48,7 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_install": [pointer, small],
         "mempool_interposer_remove": [pointer],
         "mempool_interposer_park": [pointer, pointer],
+        "mempool_interposer_allocator": [pointer],
         "mempool_interposer_land": [pointer, pointer],
         "mempool_bypass_reserve": [size],
         "mempool_bypass_open": [pointer, small, pointer, pointer, size],
@@ -55,6 +56,7 @@ def library() -> ctypes.CDLL:
     }.items():
         getattr(loaded, name).argtypes = arguments
     loaded.mempool_interposer_remove.restype = loaded.mempool_interposer_land.restype = None
+    loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = ctypes.c_uint64
     _functions.impl("lend", _lend, "CPU")
     _functions.impl("give_back", _give_back, "CPU")
@@ -89,6 +91,15 @@ def park(storage: Any, address: int) -> bool:
         False if the memory may be in use at this moment, and was not freed.
     """
     return bool(library().mempool_interposer_park(storage._cdata, address))
+
+
+def landing_for(storage: Any, size: int) -> Any:
+    """Return a storage of `size` bytes of new memory of the same device and kind.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no memory.
+    """
+    return torch.UntypedStorage(size, allocator=library().mempool_interposer_allocator(storage._cdata))
 
 
 def land(storage: Any, landing: Any) -> None:

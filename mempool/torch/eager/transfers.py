@@ -6,8 +6,6 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mempool.torch.eager import interposer
 from mempool.torch.eager.storages import (
     OFFLOADED,
@@ -126,7 +124,7 @@ class TransferManager:
             self._engine.check_reload()  # before memory is taken, during a capture from the graph
             # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
             with self._engine.on(record.stream):
-                record.landing = torch.UntypedStorage(record.size, device=storage.device)
+                record.landing = interposer.landing_for(storage, record.size)
                 bytes_ = self._engine.bytes_of(record.landing)
                 record.transfer = self._engine.reload(record.copy, bytes_)
             self._in_flight[record.number] = record

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mempool._core import FreeList, TakenRange
+from mempool._core import FreeList, Signal, TakenRange
 from mempool.torch.offload.engine import HostFullError
 from mempool.torch.offload.host_memory import PrivateMemory
 from mempool.torch.offload.link import measure
@@ -76,7 +76,7 @@ class HostTransfer:
     predecessor: HostTransfer | None = None
     done: bool = False
     waited: float = 0.0
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Signal = field(default_factory=Signal)
     memory: TakenRange | None = None
 
     def __post_init__(self) -> None:
