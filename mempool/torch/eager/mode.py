@@ -19,7 +19,7 @@ from mempool.torch.eager.eviction_policy import EvictionPolicy
 from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
-from mempool.torch.eager.operator_traits import PLAIN, OperatorTraits, TraitsRegistry
+from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.storages import (
@@ -532,8 +532,10 @@ class OffloadMode(TorchDispatchMode):
 
         An operation that writes is not retried, since memory may be written already, or an output may have a
         new shape but no memory; nor is an operation that draws random numbers, since they may be drawn
-        already.
+        already; nor is an operation with kernels of the program, which may count or print.
         """
+        if traits.function not in NATIVE:
+            return False
         if traits.writes or torch.Tag.nondeterministic_seeded in getattr(traits.function, "tags", ()):
             return False
         if self._is_bypassed():

@@ -206,5 +206,31 @@ def is_overridden(operation: Operation) -> bool:
     return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
 
 
+class NativeOperations:
+    """Decides which operations have kernels of PyTorch only, which may run for an estimate or a second time.
+
+    Kernels of a program or of another library, in Python or C++, may print, count or draw random numbers.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, bool] = {}
+        self._implementations = 0
+
+    def __contains__(self, func: Any) -> bool:
+        if self._implementations != len(torch.library._impls):  # a program registered kernels meanwhile
+            self._implementations = len(torch.library._impls)
+            self._known.clear()
+        native = self._known.get(func)
+        if native is None:
+            operation = learn(func)
+            native = self._known[func] = (
+                not operation.whole and _namespace(operation) in _DECLARED and not is_overridden(operation)
+            )
+        return native
+
+
+NATIVE = NativeOperations()
+
+
 def _namespace(operation: Operation) -> str:
     return operation.name.partition("::")[0]
