@@ -19,7 +19,7 @@ from mempool.torch.eager.eviction_policy import EvictionPolicy
 from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
-from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry
+from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.storages import (
@@ -311,7 +311,11 @@ class OffloadMode(TorchDispatchMode):
         if self._ended:  # another thread ended the offloading
             return func(*args, **kwargs)
         if types and (is_wrapper := self.traits.skips(types)) is not None:
-            return NotImplemented if is_wrapper else func(*args, **kwargs)
+            if is_wrapper:
+                return NotImplemented
+            if wraps_memory(args, kwargs):  # the mode of the trace runs operations on them, unseen
+                self.transfers.reload_all()
+            return func(*args, **kwargs)
         traits = self._traits.get(id(func)) or self.traits.of(func)
         if traits.asks:
             return traits.call(*args, **kwargs)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from mempool.logs import log
-from mempool.recording.torch.ledger import is_wrapper
+from mempool.recording.torch.ledger import is_wrapper, tensors_in
 from mempool.recording.torch.operations import Operation, learn
 
 if TYPE_CHECKING:
@@ -129,10 +130,11 @@ class TraitsRegistry:
 
         Returns:
             True if a class wraps other tensors, which are dispatched later; False for fake tensors, which
-            have no memory; None if neither is among them.
+            have no memory, and for functional tensors, which only the mode of a trace can unwrap; None if
+            neither is among them.
         """
         for cls in types:
-            if cls is FakeTensor:
+            if cls is FakeTensor or cls is FunctionalTensor:
                 return False
             wraps = self._wrappers.get(cls)
             if wraps is None:
@@ -140,6 +142,11 @@ class TraitsRegistry:
             if wraps:
                 return True
         return None
+
+
+def wraps_memory(args: Any, kwargs: Any) -> bool:
+    """Return whether functional tensors that wrap tensors with memory are among the arguments."""
+    return any(isinstance(one, FunctionalTensor) and not is_fake(one) for one in tensors_in((args, kwargs)))
 
 
 def learned(func: Any) -> Operation:
