@@ -183,19 +183,20 @@ class OffloadMode(TorchDispatchMode):
             self.bypass.end()
         if self._listener is not None:
             self._listener.remove()
+        if self.headroom is not None:
+            self.headroom.end()  # what comes back now is not within the limit
         self.transfers.reload_all()
         self.iterations.close()
         self._threads.remove()
         self.patches.remove()
         if self._captures is not None:
             self._captures.remove()
-        if self.headroom is not None:
-            self.headroom.end()
 
     def stop(self) -> None:
         """Stop all evictions; offloaded storages are reloaded on demand."""
         if self.bypass is not None:
             self.bypass.abandon()
+            self.bypass.is_available = False
         self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = 1 << 62
         if self.headroom is not None:
             self.headroom.end()
