@@ -19,6 +19,7 @@ from chain import Loop
 import mempool.torch
 from mempool import Pool, UsageError
 from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
 
@@ -71,6 +72,38 @@ def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPa
         assert pool.report().to_dict()["swapping"]["limit_bytes"] == 5 * MIB
     with pytest.raises(UsageError, match="max_reserved is for all pools"):
         Pool(background=False, limit="5MiB")
+
+
+def away(pool: Any) -> int:
+    """Return the bytes that are on the host alone."""
+    records = pool.offloading.mode.storages.records.values()
+    return sum(record.size for record in records if record.state == OFFLOADED)
+
+
+def test_return_of_all_tensors_at_the_close_is_no_excess(caplog: pytest.LogCaptureFixture) -> None:
+    pool = mempool.torch.install(device="cpu", limit="4MiB", background=False)
+    kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+    assert away(pool) >= 4 * MIB
+    pool.close()
+    assert [one.mean().item() for one in kept] == list(range(8))
+    values = pool.report().to_dict()["swapping"]
+    assert (values["beyond"], values["beyond_bytes"]) == (0, 0)
+    assert not caplog.records
+
+
+def test_tensors_of_a_gpu_stay_on_the_host_at_exit_until_they_are_read() -> None:
+    pool = mempool.torch.install(device="cpu", limit="4MiB", background=False)
+    kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+    before, mode = away(pool), pool.offloading.mode
+    mode.storages.device = "cuda"
+    try:
+        pool.close_at_exit()
+        assert away(pool) == before >= 4 * MIB
+        assert [one.mean().item() for one in kept] == list(range(8))
+        assert kept[0].tolist()[0] == 0
+        assert away(pool) == 0  # nothing leaves any more
+    finally:
+        mode.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])

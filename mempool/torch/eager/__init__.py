@@ -68,6 +68,19 @@ class OffloadSession:
         """Return the report entries, with sizes in bytes."""
         return {**self.mode.values(), "host_bytes": self._engine.host_bytes}
 
+    def end_at_exit(self) -> None:
+        """End for a process that exits, without memory beyond the limit for tensors that nobody reads.
+
+        On a GPU, offloaded storages stay on the host, and exit handlers reload them on demand. On the CPU
+        both sides are one memory, so all storages return: finalizers may use them even while the interpreter
+        shuts down, when PyTorch calls no dispatch mode any more.
+        """
+        if self.mode.storages.device == "cpu":
+            self.end()
+        elif not self._ended and self._process == os.getpid():
+            self._ended = True
+            self.mode.stop()
+
     def end(self) -> None:
         """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""
         if self._ended or self._process != os.getpid():

@@ -19,7 +19,7 @@ from mempool.torch.eager.eviction_policy import EvictionPolicy
 from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
-from mempool.torch.eager.operator_traits import PLAIN, OperatorTraits, TraitsRegistry
+from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.storages import (
@@ -183,19 +183,20 @@ class OffloadMode(TorchDispatchMode):
             self.bypass.end()
         if self._listener is not None:
             self._listener.remove()
+        if self.headroom is not None:
+            self.headroom.end()  # what comes back now is not within the limit
         self.transfers.reload_all()
         self.iterations.close()
         self._threads.remove()
         self.patches.remove()
         if self._captures is not None:
             self._captures.remove()
-        if self.headroom is not None:
-            self.headroom.end()
 
     def stop(self) -> None:
         """Stop all evictions; offloaded storages are reloaded on demand."""
         if self.bypass is not None:
             self.bypass.abandon()
+            self.bypass.is_available = False
         self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = 1 << 62
         if self.headroom is not None:
             self.headroom.end()
@@ -311,7 +312,11 @@ class OffloadMode(TorchDispatchMode):
         if self._ended:  # another thread ended the offloading
             return func(*args, **kwargs)
         if types and (is_wrapper := self.traits.skips(types)) is not None:
-            return NotImplemented if is_wrapper else func(*args, **kwargs)
+            if is_wrapper:
+                return NotImplemented
+            if wraps_memory(args, kwargs):  # the mode of the trace runs operations on them, unseen
+                self.transfers.reload_all()
+            return func(*args, **kwargs)
         traits = self._traits.get(id(func)) or self.traits.of(func)
         if traits.asks:
             return traits.call(*args, **kwargs)
@@ -532,8 +537,10 @@ class OffloadMode(TorchDispatchMode):
 
         An operation that writes is not retried, since memory may be written already, or an output may have a
         new shape but no memory; nor is an operation that draws random numbers, since they may be drawn
-        already.
+        already; nor is an operation with kernels of the program, which may count or print.
         """
+        if traits.function not in NATIVE:
+            return False
         if traits.writes or torch.Tag.nondeterministic_seeded in getattr(traits.function, "tags", ()):
             return False
         if self._is_bypassed():

@@ -42,6 +42,7 @@ class PoolHeadroom:
         self._pool.set_budget(limit_bytes)
         self._reported_bytes = 0
         self._misses_before = 0  # misses when the iteration began
+        self._final: dict[str, Any] | None = None  # values at the end
 
     def set_limit(self, least_bytes: int) -> None:
         """Keep the requested limit, or `least_bytes` if less cannot be held."""
@@ -89,6 +90,8 @@ class PoolHeadroom:
 
     def values(self) -> dict[str, Any]:
         """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
+        if self._final is not None:
+            return self._final
         stats = self._pool.stats()
         more = max(stats["reserved"]["peak"] - self._requested_bytes, 0)
         return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
@@ -109,8 +112,9 @@ class PoolHeadroom:
         )
 
     def end(self) -> None:
-        """Remove the budget."""
+        """Remove the budget; memory taken later is not counted as an excess."""
         self.warn_of_excess()
+        self._final = self.values()
         self.is_checked = False
         self._pool.set_budget(_NONE)
 
