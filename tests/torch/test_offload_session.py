@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -260,7 +261,8 @@ def test_infeasible_limit_is_reported_once_with_the_least_schedule(caplog: pytes
     assert plan.swap.peak_bytes < plan.recorded.step.peak_bytes
     assert len(caplog.records) == 1
     assert "262,144 B (256 KiB)" in caplog.text
-    assert "operation" in caplog.text
+    assert "goes on within the limit" in caplog.text
+    assert re.search(r": _?[a-z_]+ needs [\d,]+ B .*smallest limit with a plan is [\d.]+[KM]iB", caplog.text)
 
 
 def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
