@@ -81,6 +81,36 @@ def away(pool: Any) -> int:
     return sum(record.size for record in records if record.state == OFFLOADED)
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_relative_limit_is_a_share_of_the_first_peak(
+    caplog: pytest.LogCaptureFixture, *, marked: bool
+) -> None:
+    plain = losses([1024] * 6)
+    with mempool.torch.install(device="cpu", limit="70 %", background=False) as pool:
+        loop, seen, peaks = Loop(), [], []
+        assert pool.report().to_dict()["swapping"]["limit_bytes"] is None
+        str(pool.report())
+        for _ in range(6):
+            pool.client.reset_peaks()
+            seen.append(loop.step())
+            peaks.append(pool.client.stats()["live"]["peak"])
+            if marked:
+                pool.step()
+        values = pool.report().to_dict()["swapping"]
+    assert seen == plain
+    assert 0.69 * peaks[0] < values["limit_bytes"] < 0.75 * peaks[0]  # and 70 % of the momentum
+    assert max(peaks[1:]) <= values["limit_bytes"]
+    assert values["moves"] > 0
+    assert (values["beyond"], values["beyond_bytes"]) == (0, 0)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("limit", ["0%", "101%", "%", "-5%", "1e1%"])
+def test_invalid_relative_limit_is_refused(limit: str) -> None:
+    with pytest.raises(UsageError, match="between 0% and 100%"):
+        mempool.torch.install(device="cpu", limit=limit)
+
+
 def test_return_of_all_tensors_at_the_close_is_no_excess(caplog: pytest.LogCaptureFixture) -> None:
     pool = mempool.torch.install(device="cpu", limit="4MiB", background=False)
     kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]

@@ -92,7 +92,8 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Most memory of PyTorch's tensors on the device; idle tensors are offloaded to the host.",
+            help="Most memory of PyTorch's tensors on the device, or such as 80% of the first iteration's "
+            "peak; idle tensors are offloaded to the host.",
         ),
     ] = None,
     backend: Annotated[
@@ -142,7 +143,8 @@ def run(
             raise typer.BadParameter(f"a size has no space here: say {option} {size}{program[0]}")
     _check_program(program)
     for option, size in sizes:
-        parsed(option, parse_memory, size)
+        if not (option == "--limit" and size is not None and size.endswith("%")):
+            parsed(option, parse_memory, size)
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
