@@ -14,6 +14,7 @@ from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import NO_OBSERVATIONS, TICKET_BYTES, Constraints, OutsideBytes, RunStart
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.optimizer_steps import Listener
+from mempool.units import typed_size
 from solvers.errors import PlanError
 from solvers.rewriting.distance_rule import matching_operations
 
@@ -371,6 +372,8 @@ class GraphUnderLimit:
             )
         if self._library_bytes:
             reasons.append(f"of that, {self._library_bytes} bytes are kept by cuBLAS")
+        if least is not None:
+            reasons.append(f'try limit="{typed_size(least)}"')
         return PlanError("; ".join(reasons), least)
 
 
