@@ -7,6 +7,7 @@
 // it passes everything on. While a graph is captured or a private pool is active, the host's tensors keep the host's deleter,
 // as the graph trees of torch.compile expect.
 #include <c10/core/Allocator.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 14
 #error "the guest does not know the allocator of this PyTorch"
@@ -275,8 +277,7 @@ class Guest final : public cca::CUDAAllocator {
   static constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // of PyTorch's statistics
   static constexpr size_t kSmallPool = size_t{1} << 20;      // bytes: larger requests are the large pool's
   static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
-  // bytes, pages of the host's expandable segments
-  static constexpr size_t kSmallPage = size_t{2} << 20, kLargePage = size_t{20} << 20;
+  static constexpr size_t kSmallPage = size_t{2} << 20;  // bytes, of the small pool's expandable segments
 
   struct Usage {  // of an arena
     int64_t tensors = 0, bytes = 0, requested = 0;
@@ -353,10 +354,11 @@ class Guest final : public cca::CUDAAllocator {
     return std::min(most - std::min(most, stays), free + cached) / unit * unit;
   }
   static size_t releasable(DeviceIndex device) {
+    const size_t large_page = c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size();
     size_t bytes = 0;
     for (const cca::SegmentInfo& segment : host->snapshot({0, 0}, false).segments) {
       if (segment.device != device || segment.owner_private_pool_id != MempoolId_t{0, 0}) continue;
-      const size_t page = !segment.is_expandable ? segment.total_size : segment.is_large ? kLargePage : kSmallPage;
+      const size_t page = !segment.is_expandable ? segment.total_size : segment.is_large ? large_page : kSmallPage;
       size_t begin = 0;  // from the segment's, as `end`
       for (const cca::BlockInfo& block : segment.blocks) {
         const size_t end = begin + block.size, first = (begin + page - 1) / page * page, last = end / page * page;
@@ -447,3 +449,10 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
 
 // Hand released blocks back to PyTorch's allocator.
 extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() { hand_back(); }
+
+// Return the settings of PyTorch's allocator, from the environment or as set last, until the next call.
+extern "C" __attribute__((visibility("default"))) const char* mempool_guest_settings() {
+  static std::string settings;
+  settings = c10::CachingAllocator::getAllocatorSettings();
+  return settings.c_str();
+}
