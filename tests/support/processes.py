@@ -71,7 +71,7 @@ def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.P
         startup: a folder that comes before all others on the path of modules.
     """
     folders = [str(folder) for folder in (startup, Path(__file__).parent) if folder is not None]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-W", "error", str(file)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -130,7 +129,6 @@ def test_two_training_processes_have_separate_pools_and_plans(tmp_path: Path) ->
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):

@@ -237,9 +237,12 @@ class Run:
 
     def _close(self, framework: str, pool: Any) -> None:
         """Finish the files that the pool of a framework writes."""
-        if framework == "torch" and self._accesses is not None:
+        if framework != "torch":
+            pool.close()
+            return
+        if self._accesses is not None:
             self._accesses.__exit__(None, None, None)
-        pool.close()
+        pool.close_at_exit()
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
         """Rename the trace of a framework if another one may need the file name; delete an empty trace."""

@@ -92,7 +92,8 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Most memory of PyTorch's tensors on the device; idle tensors are offloaded to the host.",
+            help="Most memory of PyTorch's tensors on the device, or such as 80% of the first iteration's "
+            "peak; idle tensors are offloaded to the host.",
         ),
     ] = None,
     backend: Annotated[
@@ -134,11 +135,16 @@ def run(
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses needs --record TRACE")
-    _check_program(program)
-    from mempool.units import parse_memory
+    from mempool.units import is_unit, parse_memory
 
-    for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
-        parsed(option, parse_memory, size)
+    sizes = (("--max-reserved", max_reserved), ("--limit", limit))
+    for option, size in sizes:
+        if size is not None and size.isdigit() and is_unit(program[0]) and not launch.exists(program[0]):
+            raise typer.BadParameter(f"a size has no space here: say {option} {size}{program[0]}")
+    _check_program(program)
+    for option, size in sizes:
+        if not (option == "--limit" and size is not None and size.endswith("%")):
+            parsed(option, parse_memory, size)
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])

@@ -69,6 +69,10 @@ class Iterations:
         self._rows: dict[int, StorageRecord] = {}
         self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Replace the limit, before any schedule has been made."""
+        self.limit_bytes = self._requested_bytes = limit_bytes
+
     @property
     def schedule(self) -> OffloadSchedule | None:
         """Return the offload schedule followed now or last; None if there is none yet."""
