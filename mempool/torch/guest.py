@@ -27,6 +27,11 @@ _NOT_HERE = {
     "check": "on the host only",
 }
 
+#: Settings of PyTorch's allocator that the guest makes, and why: a freed page of an expandable segment serves
+#: the arena wherever the page is, and the fewer bytes in a page the fewer stay in partly used ones. The size
+#: is the smallest that PyTorch accepts (figures: docs/benchmarks.md).
+_SETTINGS = {"expandable_segments": "True", "large_segment_size_mb": "12"}
+
 
 def obstacle() -> str | None:
     """Return the reason why the guest cannot serve here; None if it can. Build the guest's library."""
@@ -79,6 +84,7 @@ class GuestPool(CudaTensorPool):
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise UsageError("a CUDA graph is being captured: install the pool before or after")
         compiled_library.install_guest()
+        _use_expandable_segments()
         _core.torch_guest_hook().serve(self.client)
 
     def stop_serving(self) -> None:
@@ -94,3 +100,14 @@ class GuestPool(CudaTensorPool):
             self.client.drop_patterns()
             if self.settings.mode != "off":
                 compiled_library.hand_back_arena()
+
+
+def _use_expandable_segments() -> None:
+    """Switch PyTorch's expandable segments on, unless the program's own settings decide about them."""
+    import torch
+
+    own = compiled_library.allocator_settings()
+    if any(name in own for name in ("expandable_segments", "max_split_size_mb")):
+        return
+    missing = [f"{name}:{value}" for name, value in _SETTINGS.items() if name not in own]
+    torch._C._accelerator_setAllocatorSettings(",".join([own, *missing] if own else missing))
