@@ -12,6 +12,7 @@ from processes import alone, run_each_alone
 if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
     import standin_torch
     import torch
+    import torch._dynamo  # for all processes, as a limit imports it
 
     import mempool.torch
 

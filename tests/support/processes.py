@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import json
 import os
@@ -80,6 +81,8 @@ def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.P
 
 def run_each_alone(tests: dict[str, Any]) -> None:
     """Fork a process for each test that stdin names, and print its exit code."""
+    gc.collect()
+    gc.freeze()  # or the end of each process would go through all of PyTorch, which takes half a second
     for line in sys.stdin:
         name, fixtures, folder = json.loads(line)
         child = os.fork()

@@ -295,6 +295,20 @@ def test_infeasible_limit_is_reported_once_with_the_least_schedule(caplog: pytes
     assert re.search(r": _?[a-z_]+ needs [\d,]+ B .*smallest limit with a plan is [\d.]+[KM]iB", caplog.text)
 
 
+def test_lengths_that_never_recur_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [1024, *range(1025, 1050)]
+    plain = losses(sizes)
+    with caplog.at_level("WARNING"), mempool.torch.install(device="cpu", limit="3MiB", background=False):
+        assert losses(sizes) == plain
+    said = [text for text in caplog.messages if "followed no plan of moves" in text]
+    assert len(said) == 1
+    assert re.match(r"16 of \d\d iterations", said[0])
+    caplog.clear()
+    with caplog.at_level("WARNING"), mempool.torch.install(device="cpu", limit="3MiB", background=False):
+        losses([1024] * 26)
+    assert not [text for text in caplog.messages if "followed no plan of moves" in text]
+
+
 def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
     """Inferences with more weights than may be here: they come in turn, before they are needed."""
     weights = [torch.full((256, 256), i / 1e5) for i in range(12)]

@@ -226,9 +226,9 @@ def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:
     at = min(known, key=lambda one: abs(one - op), default=op)  # near a mark of the profiler, its neighbour
     touched = int(step.working_set[at])
     label = names[at].removeprefix("aten.").partition(".")[0].strip("_") or "an operation"
-    return (
-        f"{label} needs {sized(touched)} at once, and {sized(max(floor - touched, 0))} cannot leave meanwhile"
-    )
+    less = " (an optimizer with foreach=False needs less)" if label.startswith("foreach") else ""
+    rest = sized(max(floor - touched, 0))
+    return f"{label} needs {sized(touched)} at once{less}, and {rest} cannot leave meanwhile"
 
 
 def arena_bytes(step: Step, schedule: Schedule, alignment: int) -> int:
