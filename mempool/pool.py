@@ -49,6 +49,8 @@ class Pool:
     reads_environment = True
     #: True if the pool can keep a ``limit``, by offloading.
     swaps = False
+    #: True if other pools can use the pool's memory.
+    can_be_shared = True
 
     def __init__(
         self,

@@ -71,8 +71,8 @@ class Settings:
         wait_bytes: bytes that a plan must save for each wait of one stream for another in an iteration; 0:
             plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.
         backend: how the pool serves PyTorch's tensors on a GPU. "pluggable": instead of PyTorch's allocator;
-            "guest": in front of PyTorch's allocator, which serves what the plan does not. Other pools have no
-            choice.
+            "guest": in front of PyTorch's allocator, which serves what the plan does not. None: "guest" where
+            possible. Other pools have no choice.
         memory: kind of GPU memory. "plain": device memory; "growing": pages mapped into reserved addresses,
             so that the arena grows and shrinks in place; "managed": unified memory, which may exceed the
             GPU's. Other devices have "plain" only. None: the adapter's own kind.
@@ -90,7 +90,7 @@ class Settings:
     limit: int | str | None = None
     host_limit: int | None = None
     wait_bytes: int | None = None
-    backend: Backend = "pluggable"
+    backend: Backend | None = None
     memory: Memory | None = None
     small_bytes: int = 512
     check: bool = False

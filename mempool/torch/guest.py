@@ -54,8 +54,18 @@ def obstacle() -> str | None:
     return None
 
 
+def refused_options(options: dict[str, Any]) -> list[str]:
+    """Return the names of the given options, and of set environment variables, that the guest refuses."""
+    names = [name for name in _NOT_HERE if name != "share"]
+    chosen = settings(environment=True, **{name: options.get(name) for name in names})
+    given = {"share": options.get("share"), **{name: getattr(chosen, name) for name in names}}
+    return [name for name in _NOT_HERE if given[name]]
+
+
 class GuestPool(CudaTensorPool):
     """A pool for tensors on one CUDA device whose arena is a block of PyTorch's allocator."""
+
+    can_be_shared = False
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
         """Make a pool for the device of this index, or for the first device that a tensor is made on.
@@ -64,12 +74,8 @@ class GuestPool(CudaTensorPool):
             UsageError: the device or the driver does not exist, or an option is of the pluggable backend.
         """
         check_index(index)
-        names = ("limit", "max_reserved", "check")
-        chosen = settings(environment=True, **{name: options.get(name) for name in names})
-        given = {**options, **{name: getattr(chosen, name) for name in names}}
-        for name, instead in _NOT_HERE.items():
-            if given.get(name):
-                raise UsageError(f"{name} is not for backend='guest': {instead}")
+        for name in refused_options(options):
+            raise UsageError(f"{name} is not for backend='guest': {_NOT_HERE[name]}")
         self._cuda = cuda.device(index, driver, "hosted")
         super().__init__(self._cuda, **options)
 

@@ -328,6 +328,19 @@ def test_options_of_the_pluggable_backend_are_refused() -> None:
 
 
 @alone
+def test_guest_is_the_default_unless_an_option_needs_the_other_backend() -> None:
+    for options, guest in (({}, True), ({"memory": "plain"}, False), ({}, False)):  # pluggable is final
+        said = logged()
+        pool = mempool.torch.install(device="cuda", background=False, **options)
+        assert pool.can_be_shared == (not guest)
+        assert (torch.cuda.get_allocator_backend(), said) == ("native" if guest else "pluggable", [])
+        if guest:
+            with pytest.raises(UsageError, match="is PyTorch's: to share it"):
+                mempool.Pool(share=pool)
+        pool.close()
+
+
+@alone
 def test_missing_compiler_falls_back_to_pluggable_with_a_warning(tmp_path: str) -> None:
     os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
     said = logged()

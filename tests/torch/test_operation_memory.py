@@ -192,6 +192,26 @@ class TestOpFootprints:
             assert footprint.result_bytes == expected
             footprints.end(func, footprint, 8 * len(counts), func(*args).untyped_storage().nbytes())
 
+    @pytest.mark.parametrize("sizes", [(64, 16, 128, 256), (10, 4, 64, 128), (7, 3, 20, 24)])
+    def test_saved_values_of_an_rnn_are_bounded_before_the_first_run(self, sizes: tuple[int, ...]) -> None:
+        """PyTorch's computation of shapes leaves them empty."""
+        steps, batch, features, hidden = sizes
+        rnn = torch.nn.LSTM(features, hidden)
+        footprints: list[Any] = []
+
+        class Observer(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if "rnn_layer.default" in str(func):
+                    made = sum(one.untyped_storage().nbytes() for one in result)
+                    footprints.append((OpFootprints().footprint(func, args, {}, 1, 0), made))
+                return result
+
+        with Observer():
+            rnn(torch.randn(steps, batch, features))
+        ((footprint, made),) = footprints
+        assert made <= footprint.result_bytes <= 1.1 * made + (64 << 10)
+
     def test_footprint_cache_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("mempool.torch.eager.op_footprints.OPTIONS", replace(OPTIONS, max_footprints=8))
         footprints, func = OpFootprints(), torch.ops.aten.add.Tensor

@@ -140,7 +140,9 @@ class Run:
         from mempool import _core
 
         pool = self.pools.get("torch")
-        return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
+        if pool is None or not pool.can_be_shared:
+            return None
+        return pool if isinstance(pool.device, _core.CudaDevice) else None
 
     def _remember(self) -> dict[str, Any]:
         """Return the option for the program's last plan: ``--fresh``, else the environment's, else "long".

@@ -100,7 +100,8 @@ def run(
         str | None,
         typer.Option(
             metavar="pluggable|guest",
-            help="Of PyTorch on a GPU: the pool in place of PyTorch's allocator, or in front of it.",
+            help="Of PyTorch on a GPU: the pool in place of PyTorch's allocator, or in front of it; by "
+            "default in front where possible.",
         ),
     ] = None,
     explain: Annotated[
@@ -162,7 +163,8 @@ def run(
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
-        backend=None if backend is None else chosen.backend,
+        # a rehearsal's plan is of the pool in place of PyTorch's allocator
+        backend="pluggable" if rehearse else None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
         explain=explain,
