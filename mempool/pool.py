@@ -49,6 +49,8 @@ class Pool:
     reads_environment = True
     #: True if the pool can keep a ``limit``, by offloading.
     swaps = False
+    #: True if other pools can use the pool's memory.
+    can_be_shared = True
 
     def __init__(
         self,
@@ -471,6 +473,10 @@ class Pool:
 
             log.warning("%s", explained)
 
+    def close_at_exit(self) -> None:
+        """Close when Python exits: buffers need not be brought into a form for later use."""
+        self.close()
+
     def renew_locks(self) -> None:
         """Replace locks and another thread's iteration in a forked child, where their owners are gone."""
         self._lock = threading.Lock()
@@ -527,4 +533,4 @@ def _close_open() -> None:
     # a pool that cannot write its trace does not prevent the others from writing theirs
     with contextlib.ExitStack() as each:
         for pool in list(_open):
-            each.callback(pool.close)
+            each.callback(pool.close_at_exit)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass, replace
@@ -63,14 +64,15 @@ class Settings:
         record: trace file to write, or None.
         max_reserved: largest size of the arena and all segments together, in bytes, or None.
         limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
-            memory. None: nothing is offloaded. Other pools have no such limit.
+            memory. "80%": that share of the first iteration's peak. None: nothing is offloaded. Other pools
+            have no such limit.
         host_limit: most bytes of host memory that offloading takes; None: half of the free memory at the
             start.
         wait_bytes: bytes that a plan must save for each wait of one stream for another in an iteration; 0:
             plans are as small as possible; `NEVER`: streams share no memory. None: the adapter's own value.
         backend: how the pool serves PyTorch's tensors on a GPU. "pluggable": instead of PyTorch's allocator;
-            "guest": in front of PyTorch's allocator, which serves what the plan does not. Other pools have no
-            choice.
+            "guest": in front of PyTorch's allocator, which serves what the plan does not. None: "guest" where
+            possible. Other pools have no choice.
         memory: kind of GPU memory. "plain": device memory; "growing": pages mapped into reserved addresses,
             so that the arena grows and shrinks in place; "managed": unified memory, which may exceed the
             GPU's. Other devices have "plain" only. None: the adapter's own kind.
@@ -85,10 +87,10 @@ class Settings:
     remember: bool | Literal["fresh", "long"] = False
     record: str | None = None
     max_reserved: int | None = None
-    limit: int | None = None
+    limit: int | str | None = None
     host_limit: int | None = None
     wait_bytes: int | None = None
-    backend: Backend = "pluggable"
+    backend: Backend | None = None
     memory: Memory | None = None
     small_bytes: int = 512
     check: bool = False
@@ -115,7 +117,7 @@ def check_swapping(chosen: Settings) -> None:
     limit, most = chosen.limit, chosen.max_reserved
     if limit is None and chosen.host_limit is not None:
         raise UsageError("host_limit needs a limit: give both")
-    if limit is not None and most is not None and limit > most:
+    if isinstance(limit, int) and most is not None and limit > most:
         raise UsageError(
             f"limit is {limit:,} bytes and max_reserved {most:,}: tensors could never take so much"
         )
@@ -180,6 +182,16 @@ def _size(name: str, value: Any, *, least: int) -> int:
     return size
 
 
+def _limit(value: Any) -> int | str:
+    """Return bytes, or a share such as "80%"."""
+    if not (isinstance(value, str) and value.strip().endswith("%")):
+        return _size("limit", value, least=1)
+    number = value.strip()[:-1].strip()
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,9})?", number) or not 0 < float(number) <= 100:
+        raise UsageError(f"limit is {value!r}, not between 0% and 100% of the first iteration's peak")
+    return f"{float(number):g}%"
+
+
 def wait_price(value: Any) -> int:
     """Return the price of a wait: bytes, or `NEVER` for "never".
 
@@ -205,7 +217,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "plan": functools.partial(_path, "plan"),
     "remember": _remember,
     "record": functools.partial(_path, "record"),
-    **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "limit", "host_limit")},
+    **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "host_limit")},
+    "limit": _limit,
     "wait_bytes": wait_price,
     "backend": _backend,
     "memory": _memory,

@@ -38,6 +38,10 @@ def check(
         raise UsageError(f"share is {share!r}, not a pool")
     if share.state == "closed":
         raise UsageError(f"{share!r} is closed: only an open pool can be shared")
+    if not share.can_be_shared:
+        raise UsageError(
+            f"the memory of {share!r} is PyTorch's: to share it, install that pool with backend='pluggable'"
+        )
     if not (device is None or device is share.device or (device == "host" and _is_host(share))):
         raise UsageError(f"{share!r} has another device: leave device out, or share a pool of {device!r}")
     for name in COMMON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from mempool.errors import UsageError
@@ -32,6 +33,21 @@ def binary(size_bytes: float) -> str:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.4g} TiB"
+
+
+def typed_size(size_bytes: int) -> str:
+    """Return a size to type, with three digits and rounded up: 5251201 gives "5.01MiB"."""
+    power = 1
+    while power < 4 and size_bytes >= 1000 << 10 * power:
+        power += 1
+    size = size_bytes / (1 << 10 * power)
+    digits = 10 ** (2 if size < 10 else 1 if size < 100 else 0)
+    return f"{math.ceil(size * digits) / digits:g}{' KMGT'[power]}iB"
+
+
+def is_unit(text: str) -> bool:
+    """Return whether a text is a unit of memory, such as GiB or mb."""
+    return text != "" and text.lower() in _UNITS
 
 
 def parse_bytes(text: str | int) -> int:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("traces", "solvers", "mempool")
+#: Threads of BLAS and OpenMP spin while they wait: two thirds of the processor time of a training on a busy
+#: machine. With more threads of BLAS, the order of additions and so the last bits are the machine's business.
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True,
     )
     hypothesis.settings.load_profile("untimed")
+    for name, value in THREADS.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("MEMPOOL_REMEMBER", "0")  # plans of earlier runs would change what is tested
     for package in PACKAGES:
         try:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until the pool is closed.
 
-    On CUDA, install the pool before anything has initialised CUDA. The pool then stays: PyTorch cannot change
-    its allocator later, so a closed pool goes on serving, without plans.
+    On CUDA the pool stands in front of PyTorch's own allocator (see `mempool.torch.guest`), at any time. With
+    ``backend="pluggable"``, with an option that only this backend has (``limit``, ``share``, ``memory``,
+    ``max_reserved``), or without a compiler, the pool replaces PyTorch's allocator: install it then before
+    anything has initialised CUDA, and a closed pool goes on serving, without plans.
 
     On first use with a version of PyTorch, a small library is compiled against that version; this takes some
     seconds and a C++ compiler. The library is kept for later (see `mempool.torch.compiled_library`).
@@ -153,12 +155,17 @@ def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callab
 
 
 def _is_guest(options: dict[str, Any]) -> bool:
-    """Return true if the guest was chosen and can be built; warn if it cannot."""
+    """Return true if the guest was chosen, or nothing speaks against it; warn if it cannot be built."""
+    from mempool.cuda import DRIVER
     from mempool.logs import log
     from mempool.settings import settings
-    from mempool.torch import guest
+    from mempool.torch import cuda, guest
 
-    if settings(backend=options.get("backend")).backend != "guest":
+    backend = settings(backend=options.get("backend")).backend
+    if backend == "pluggable":
+        return False
+    other = cuda.is_serving() or options.get("driver", DRIVER) != DRIVER or guest.refused_options(options)
+    if backend is None and other:
         return False
     if (reason := guest.obstacle()) is not None:
         log.warning("the pool replaces PyTorch's allocator (backend='pluggable'): %s", reason)

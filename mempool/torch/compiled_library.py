@@ -235,6 +235,12 @@ def install_guest() -> None:
         raise UsageError("another library has replaced PyTorch's CUDA allocator since the guest came")
 
 
+def allocator_settings() -> str:
+    """Return the settings of PyTorch's allocator, from the environment or as set last."""
+    settings: bytes = guest_library().mempool_guest_settings()
+    return settings.decode()
+
+
 def hand_back_arena() -> None:
     """Hand an arena that the pool has released back to PyTorch's allocator."""
     guest_library().mempool_guest_hand_back()
@@ -249,6 +255,7 @@ def guest_library() -> ctypes.CDLL:
     """
     library = GUEST.load()  # never unloaded: tensors are freed through it until the process ends
     library.mempool_guest_install.argtypes = [ctypes.c_void_p]
+    library.mempool_guest_settings.restype = ctypes.c_char_p
     return library
 
 

@@ -7,6 +7,7 @@
 // it passes everything on. While a graph is captured or a private pool is active, the host's tensors keep the host's deleter,
 // as the graph trees of torch.compile expect.
 #include <c10/core/Allocator.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 14
 #error "the guest does not know the allocator of this PyTorch"
@@ -275,6 +277,7 @@ class Guest final : public cca::CUDAAllocator {
   static constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // of PyTorch's statistics
   static constexpr size_t kSmallPool = size_t{1} << 20;      // bytes: larger requests are the large pool's
   static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
+  static constexpr size_t kSmallPage = size_t{2} << 20;  // bytes, of the small pool's expandable segments
 
   struct Usage {  // of an arena
     int64_t tensors = 0, bytes = 0, requested = 0;
@@ -340,27 +343,40 @@ class Guest final : public cca::CUDAAllocator {
       get_arena(request.device);
     }
   }
-  // Return the bytes that the host could give once its cache is released.
-  static size_t room(DeviceIndex device) {
+  // Return the bytes that the host could give once its cache is released, which frees unused segments, and
+  // unused pages of expandable segments. `cached`: the bytes in the host's cache that a release would free.
+  static size_t room(DeviceIndex device, size_t cached) {
     constexpr size_t unit = size_t{2} << 20;  // the host's segments are multiples
-    const cca::DeviceStats stats = host->getDeviceStats(device);
-    const auto current = [](const auto& stat) { return static_cast<size_t>(stat[kAll].current); };
-    const size_t stays = current(stats.active_bytes) + current(stats.inactive_split_bytes);
+    const auto reserved = static_cast<size_t>(host->getDeviceStats(device).reserved_bytes[kAll].current);
     const auto [free, total] = host->getMemoryInfo(device);
     const auto most = static_cast<size_t>(host->getMemoryFraction(device) * static_cast<double>(total));
-    const size_t reserved = current(stats.reserved_bytes);
-    const size_t allowed = most - std::min(most, stays), there = free + (reserved - std::min(reserved, stays));
-    return std::min(allowed, there) / unit * unit;
+    const size_t stays = reserved - std::min(reserved, cached);
+    return std::min(most - std::min(most, stays), free + cached) / unit * unit;
+  }
+  static size_t releasable(DeviceIndex device) {
+    const size_t large_page = c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size();
+    size_t bytes = 0;
+    for (const cca::SegmentInfo& segment : host->snapshot({0, 0}, false).segments) {
+      if (segment.device != device || segment.owner_private_pool_id != MempoolId_t{0, 0}) continue;
+      const size_t page = !segment.is_expandable ? segment.total_size : segment.is_large ? large_page : kSmallPage;
+      size_t begin = 0;  // from the segment's, as `end`
+      for (const cca::BlockInfo& block : segment.blocks) {
+        const size_t end = begin + block.size, first = (begin + page - 1) / page * page, last = end / page * page;
+        if (!block.allocated && !block.active && last > first) bytes += last - first;
+        begin = end;
+      }
+    }
+    return bytes;
   }
   // Get the block of the arena from the host, if one is requested. Memory that the host has cached for the time before the plan
   // is released first, but not for a block that would not fit: the host would fill its cache again in another order.
   // The block may have been used on any stream, and any stream will use it: the device is waited for once.
   static void get_arena(DeviceIndex device) {
-    const size_t most = room(device), bytes = core->wanted(device, most);
+    const size_t bytes = core->wanted(device, room(device, 0));
     if (bytes == 0) return;
     arena_device.store(device);
     void* block = nullptr;
-    if (bytes <= most) try {
+    if (bytes <= room(device, releasable(device))) try {
       host->emptyCache({0, 0});
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
       block = host->raw_alloc(bytes);
@@ -433,3 +449,10 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
 
 // Hand released blocks back to PyTorch's allocator.
 extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() { hand_back(); }
+
+// Return the settings of PyTorch's allocator, from the environment or as set last, until the next call.
+extern "C" __attribute__((visibility("default"))) const char* mempool_guest_settings() {
+  static std::string settings;
+  settings = c10::CachingAllocator::getAllocatorSettings();
+  return settings.c_str();
+}

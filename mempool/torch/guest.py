@@ -27,6 +27,11 @@ _NOT_HERE = {
     "check": "on the host only",
 }
 
+#: Settings of PyTorch's allocator that the guest makes, and why: a freed page of an expandable segment serves
+#: the arena wherever the page is, and the fewer bytes in a page the fewer stay in partly used ones. The size
+#: is the smallest that PyTorch accepts (figures: docs/benchmarks.md).
+_SETTINGS = {"expandable_segments": "True", "large_segment_size_mb": "12"}
+
 
 def obstacle() -> str | None:
     """Return the reason why the guest cannot serve here; None if it can. Build the guest's library."""
@@ -49,8 +54,18 @@ def obstacle() -> str | None:
     return None
 
 
+def refused_options(options: dict[str, Any]) -> list[str]:
+    """Return the names of the given options, and of set environment variables, that the guest refuses."""
+    names = [name for name in _NOT_HERE if name != "share"]
+    chosen = settings(environment=True, **{name: options.get(name) for name in names})
+    given = {"share": options.get("share"), **{name: getattr(chosen, name) for name in names}}
+    return [name for name in _NOT_HERE if given[name]]
+
+
 class GuestPool(CudaTensorPool):
     """A pool for tensors on one CUDA device whose arena is a block of PyTorch's allocator."""
+
+    can_be_shared = False
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
         """Make a pool for the device of this index, or for the first device that a tensor is made on.
@@ -59,12 +74,8 @@ class GuestPool(CudaTensorPool):
             UsageError: the device or the driver does not exist, or an option is of the pluggable backend.
         """
         check_index(index)
-        names = ("limit", "max_reserved", "check")
-        chosen = settings(environment=True, **{name: options.get(name) for name in names})
-        given = {**options, **{name: getattr(chosen, name) for name in names}}
-        for name, instead in _NOT_HERE.items():
-            if given.get(name):
-                raise UsageError(f"{name} is not for backend='guest': {instead}")
+        for name in refused_options(options):
+            raise UsageError(f"{name} is not for backend='guest': {_NOT_HERE[name]}")
         self._cuda = cuda.device(index, driver, "hosted")
         super().__init__(self._cuda, **options)
 
@@ -79,6 +90,7 @@ class GuestPool(CudaTensorPool):
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise UsageError("a CUDA graph is being captured: install the pool before or after")
         compiled_library.install_guest()
+        _use_expandable_segments()
         _core.torch_guest_hook().serve(self.client)
 
     def stop_serving(self) -> None:
@@ -94,3 +106,14 @@ class GuestPool(CudaTensorPool):
             self.client.drop_patterns()
             if self.settings.mode != "off":
                 compiled_library.hand_back_arena()
+
+
+def _use_expandable_segments() -> None:
+    """Switch PyTorch's expandable segments on, unless the program's own settings decide about them."""
+    import torch
+
+    own = compiled_library.allocator_settings()
+    if any(name in own for name in ("expandable_segments", "max_split_size_mb")):
+        return
+    missing = [f"{name}:{value}" for name, value in _SETTINGS.items() if name not in own]
+    torch._C._accelerator_setAllocatorSettings(",".join([own, *missing] if own else missing))

@@ -143,6 +143,12 @@ class TensorPool(Pool):
         slot.leave(self, self.stop_serving)
         super().close()
 
+    def close_at_exit(self) -> None:
+        """Close when Python exits: see `OffloadSession.end_at_exit`."""
+        if self.offloading is not None:
+            self.offloading.end_at_exit()
+        self.close()
+
 
 class _Watch:
     """The hooks of a watched optimizer."""

@@ -5,8 +5,8 @@
 Needs a CUDA build of PyTorch, and no GPU: the loops run on the stand-in. The table has multiples of the peak
 live bytes: most reserved bytes without a limit, reserved bytes at the end, and with ``--limits`` the smallest
 limit at which training ends, found by bisection to 0.002. ``mempool`` is the pool on plain memory; ``guest``
-is the pool in front of PyTorch's allocator, also with expandable segments; ``saved`` replays the plan that an
-earlier run of the same loop saved.
+is the pool in front of PyTorch's allocator with expandable segments, ``guest plain`` without; ``saved``
+replays the plan that an earlier run of the same loop saved.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mempool.rehearsal import Machine, standin
 GIB = 1 << 30
 LOOPS = ("gpt", "cnn", "lengths", "any length")
 WAYS = (
-    "native", "expandable", "mempool", "growing", "guest", "guest expandable",
-    "mempool, saved", "growing, saved", "guest, saved", "guest expandable, saved",
+    "native", "expandable", "mempool", "growing", "guest", "guest plain",
+    "mempool, saved", "growing, saved", "guest, saved", "guest plain, saved",
 )  # fmt: skip
 ACCURACY = 0.002  #: of the smallest limit, as a multiple of the peak live bytes
 

@@ -219,5 +219,5 @@ CHECKS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    CHECKS[sys.argv[1]](mempool.torch.install(device="cuda"))
+    CHECKS[sys.argv[1]](mempool.torch.install(device="cuda", backend="pluggable"))
     sys.stdout.write("holds\n")

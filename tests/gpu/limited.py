@@ -32,7 +32,9 @@ def train(way: str, name: str, limit: int) -> dict[str, Any]:
     if way in ("pool", "swapping", "streams"):
         import mempool.torch
 
-        pool = mempool.torch.install(device="cuda", background=False, **({"limit": limit} if limit else {}))
+        pool = mempool.torch.install(
+            device="cuda", backend="pluggable", background=False, **({"limit": limit} if limit else {})
+        )
     from models import MODELS
 
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from mempool import sharing
 
 BYTES = 64 << 20
 #: What each adapter is told beside ``share``.
-OPTIONS: dict[str, dict[str, Any]] = {"torch": {"device": "cuda:0"}}
+OPTIONS: dict[str, dict[str, Any]] = {"torch": {"device": "cuda:0", "backend": "pluggable"}}
 
 
 def buffer(framework: str) -> tuple[int, Any]:

@@ -25,9 +25,9 @@ MEMORIES = {"mempool": "plain", "growing": "growing"}
 CONFIGURATIONS = {
     "expandable": "expandable_segments:True",
     "async": "backend:cudaMallocAsync",
-    "guest expandable": "expandable_segments:True",
+    "guest plain": "expandable_segments:False",
 }
-GUESTS = ("guest", "guest expandable")
+GUESTS = ("guest", "guest plain")
 
 
 def prepare(way: str, plan: str | None = None) -> Any:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from commands import COMMAND
+from hypothesis import given
+from hypothesis import strategies as st
 from shown import four_buffers
 from simulations import random_trace
 from swap_traces import training
 
 from mempool.cli.app import call
 from mempool.cli.run import exec as launch
-from mempool.units import parse_memory
+from mempool.units import parse_memory, typed_size
 from solvers import SOLVERS
 from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
@@ -124,6 +126,7 @@ REFUSED: list[Any] = [
     ("run loop", 3, "loop: No such file"),
     ("run hidden/script.py", 2, "traces"),
     ("run --frobnicate script.py", 2, "--frobnicate"),
+    ("run --limit 24 GB script.py", 2, "say --limit 24GB"),
     ("run --limit 24 script.py", 2, "'24' has no unit: say 24GiB"),
     ("run --max-reserved lots script.py", 2, "lots"),
     ("run --max-reserved 24 script.py", 2, "'24' has no unit: say 24GiB"),
@@ -295,3 +298,9 @@ def test_heavy_packages_are_imported_only_for_their_work(code: str, heavy: set[s
     code = f"import sys; {code}; sys.exit(' '.join({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == ""
+
+
+@given(st.integers(1, 999 << 40))
+def test_typed_size_is_the_next_larger_size_of_three_digits(size: int) -> None:
+    typed = parse_memory(typed_size(size), 0)
+    assert size <= typed < size * 1.011 + 11

@@ -343,7 +343,7 @@ class Core(RuleBasedStateMachine):
 
 
 TestCore = Core.TestCase
-TestCore.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestCore.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 class CountedCuda:
@@ -406,4 +406,4 @@ def _driver(fake_library: Path) -> None:
 
 
 TestCoreOnCuda = CoreOnCuda.TestCase
-TestCoreOnCuda.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCoreOnCuda.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

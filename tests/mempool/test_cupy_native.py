@@ -26,7 +26,7 @@ def calls(
     environment = {
         "LD_PRELOAD": build.runtimes(sanitizer),
         "PYTHONMALLOC": "malloc",
-        "ASAN_OPTIONS": leaks,
+        "ASAN_OPTIONS": f"handle_sigill=1:{leaks}",
         "LSAN_OPTIONS": "exitcode=0",  # Python may leave something of its own behind
         "TSAN_OPTIONS": "halt_on_error=1",
     }

@@ -39,7 +39,7 @@ def pool_with_many_variants() -> Pool:
     pool = Pool(simulated(), background=False)
     pool.require_step_marks()
     for variant in range(MOST_KNOWN):
-        for _ in range(12):
+        for _ in range(8):
             run(pool, variant)
     return pool
 
@@ -47,7 +47,7 @@ def pool_with_many_variants() -> Pool:
 def test_registry_has_the_plans_that_the_core_has(pool_with_many_variants: Pool) -> None:
     with pool_with_many_variants as pool:
         for variant in (MOST_KNOWN, MOST_KNOWN + 1):
-            for _ in range(12):
+            for _ in range(8):
                 run(pool, variant)
             assert len(pool.planner.learner.registry) == len(pool.client.patterns()) == MOST_KNOWN
             assert pool.planner.learner.registry.latest in list(pool.planner.learner.registry)
@@ -73,7 +73,7 @@ def test_saved_plans_leave_out_a_loaded_plan_that_nothing_followed(tmp_path: Pat
     first, second = str(tmp_path / "first.plan"), str(tmp_path / "second.plan")
     for variant, loaded, written in ((1, None, first), (2, first, second)):
         with Pool(simulated(), background=False, plan=loaded) as pool:
-            for _ in range(12):
+            for _ in range(8):
                 run(pool, variant)
             pool.save(written)
     with Pool(simulated(), background=False, plan=second) as pool:
@@ -83,7 +83,7 @@ def test_saved_plans_leave_out_a_loaded_plan_that_nothing_followed(tmp_path: Pat
 def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
     file = str(tmp_path / "run.plan")
     with Pool(simulated(), background=False) as pool:
-        for _ in range(12):
+        for _ in range(8):
             run(pool, 1)
         pool.save(file)
         decisions = [entry["decision"] for entry in pool.client.decisions()]
@@ -91,7 +91,7 @@ def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
         assert "found 13 allocations that recur" in pool.explain()
     for variant, expected in ((1, "the program follows the loaded plans"), (2, "set the loaded plans aside")):
         with Pool(simulated(), background=False, plan=file) as pool:
-            for _ in range(12):
+            for _ in range(8):
                 run(pool, variant)
             assert expected in pool.explain()
 
@@ -99,7 +99,7 @@ def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
 def test_refused_arena_is_a_decision() -> None:
     device = simulated()
     with Pool(device, background=False) as pool:
-        for _ in range(12):
+        for _ in range(8):
             run(pool, 1)
         pool.release()
         device.set_capacity(400_000)
@@ -115,7 +115,7 @@ def test_plan_dropped_for_lack_of_memory_is_not_said_to_be_evicted() -> None:
     device = simulated()
     with Pool(device, background=False) as pool:
         for variant in (MOST_KNOWN, 1):
-            for _ in range(12):
+            for _ in range(8):
                 run(pool, variant)
         assert lengths_known(pool) == {allocations(MOST_KNOWN), allocations(1)}
         arena = pool.report().to_dict()["arena_bytes"]

@@ -232,7 +232,7 @@ def test_failing_wait_is_logged_once_and_repeated_ever_more_rarely(
     monkeypatch.setattr(Learner, "due", failing)
     with Pool(simulated()) as pool:
         memory = programs.Watched(pool)
-        until(lambda: len(tried) >= 4, lambda: programs.layers(memory))
+        until(lambda: len(tried) >= 3, lambda: programs.layers(memory))
         gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
         assert all(gap >= OPTIONS.retry_seconds * 2**k for k, gap in enumerate(gaps))
         assert len(caplog.records) == 1

@@ -151,7 +151,7 @@ def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
     assert program.watcher.overlaps == 0
 
 
-@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [3, pytest.param(100, marks=pytest.mark.full)])
 def test_repeated_iterations_are_planned_after_any_history(examples: int) -> None:
     settings(deadline=None, max_examples=examples)(whatever_was_before)()
 

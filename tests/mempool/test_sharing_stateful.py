@@ -169,4 +169,4 @@ class Clients(RuleBasedStateMachine):
 
 
 TestClients = Clients.TestCase
-TestClients.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestClients.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -364,4 +364,4 @@ class Streams(RuleBasedStateMachine):
 
 
 TestStreams = Streams.TestCase
-TestStreams.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestStreams.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

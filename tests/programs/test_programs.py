@@ -15,17 +15,19 @@ import pytest
 
 HERE = Path(__file__).parent
 MEMPOOL = Path(sys.executable).with_name("mempool")
-#: One BLAS thread: with more, the order of additions and so the last bits are the machine's business.
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("MEMPOOL", "PYTHONPATH"))
 } | {
     "MEMPOOL_REMEMBER": "0",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-PROGRAMS = (("train_convnet.py", 16), ("solve_poisson.py", 512, 260), ("count_cells.py", 220))
+#: The long form trains a network, too: the gate has the tests of `mempool demo` for that.
+PROGRAMS = (
+    pytest.param(("train_convnet.py", 16), marks=pytest.mark.full),
+    ("solve_poisson.py", 512, 260),
+    ("count_cells.py", 220),
+)
 LONG_RUNS = {"train_convnet.py": (40,), "solve_poisson.py": (512, 500), "count_cells.py": (220,)}
 
 

@@ -55,6 +55,12 @@ def native_allocations() -> int:
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
 
+def allow(size: int) -> None:
+    """Let PyTorch's allocator hold no more than these bytes."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(size / total)
+
+
 def values(pool: mempool.torch.TensorPool) -> dict[str, Any]:
     return pool.report().to_dict()
 
@@ -183,7 +189,7 @@ def test_saved_plan_replays_from_the_first_iteration_and_takes_the_arena_once(tm
 def test_cache_of_the_warm_up_is_released_when_the_arena_is_taken() -> None:
     pool = install()
     tensor(64 * MIB)
-    assert torch.cuda.memory_reserved() == 64 * MIB
+    assert torch.cuda.memory_reserved() >= 64 * MIB
     train(pool)
     assert values(pool)["hits"] > 0
     assert torch.cuda.memory_reserved() < 4 * MIB
@@ -201,7 +207,63 @@ def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
     assert values(pool)["hits"] > hits
 
 
+@alone
+def test_arena_that_does_not_hold_every_plan_is_not_taken() -> None:
+    pool = install()
+    allow(80 * MIB)
+    beside: list[torch.Tensor] = []
+    hits = []
+    for number in range(16):
+        pool.step()
+        kept = [tensor(8 * MIB)]  # while `beside` leaves no room for the larger plan
+        beside.clear()
+        kept += [tensor(8 * MIB) for _ in range(5 if number % 2 else 1)]
+        kept.clear()
+        with pool.dynamic():
+            beside.append(tensor(40 * MIB))
+        pool.plan_now()
+        hits.append(values(pool)["hits"])
+    assert (values(pool)["arena_bytes"], hits[8]) == (0, hits[-1])
+    assert "no arena of 48 MiB for plan 2" in pool.explain()
+
+
+@alone
+def test_free_pages_of_expandable_segments_are_room_for_the_arena() -> None:
+    pool = install()
+    allow(80 * MIB)
+    before = tensor(60 * MIB)
+    behind = tensor(4 * MIB)
+    del before
+    for _ in range(12):
+        pool.step()
+        for _ in range(2):
+            made = [tensor(8 * MIB) for _ in range(6)]
+            del made
+        pool.plan_now()
+    assert values(pool)["arena_bytes"] == 48 * MIB
+    assert behind.nbytes == 4 * MIB
+
+
 # --- installation and removal
+
+
+@alone
+def test_expandable_segments_are_on_unless_the_program_decides_about_them() -> None:
+    for own, expected in {
+        "": True,
+        "garbage_collection_threshold:0.9": True,
+        "max_split_size_mb:64": False,
+        "expandable_segments:False": False,
+    }.items():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch._C._accelerator_setAllocatorSettings(own)
+        pool = install()
+        made = tensor(4 * MIB)
+        (segment,) = torch.cuda.memory_snapshot()
+        assert segment["is_expandable"] == expected
+        del made
+        pool.close()
+        torch.cuda.empty_cache()
 
 
 @alone
@@ -266,6 +328,19 @@ def test_options_of_the_pluggable_backend_are_refused() -> None:
 
 
 @alone
+def test_guest_is_the_default_unless_an_option_needs_the_other_backend() -> None:
+    for options, guest in (({}, True), ({"memory": "plain"}, False), ({}, False)):  # pluggable is final
+        said = logged()
+        pool = mempool.torch.install(device="cuda", background=False, **options)
+        assert pool.can_be_shared == (not guest)
+        assert (torch.cuda.get_allocator_backend(), said) == ("native" if guest else "pluggable", [])
+        if guest:
+            with pytest.raises(UsageError, match="is PyTorch's: to share it"):
+                mempool.Pool(share=pool)
+        pool.close()
+
+
+@alone
 def test_missing_compiler_falls_back_to_pluggable_with_a_warning(tmp_path: str) -> None:
     os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
     said = logged()
@@ -324,6 +399,8 @@ def test_random_program_reads_its_own_bytes(seed: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
+    # with them PyTorch's own allocator breaks a capture if another thread empties the cache
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     pool = install(background=True)
     standin_torch.run_on_threads(int(seed), pool)
     ended(pool)
@@ -506,8 +583,7 @@ def test_out_of_memory_is_natives_error_after_the_arena_was_used() -> None:
     train(pool)
     seen: list[int] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *_: seen.append(1))
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(64 * MIB / total)
+    allow(64 * MIB)
     with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 100\.00 MiB"):
         tensor(100 * MIB)
     assert seen
@@ -525,8 +601,7 @@ def test_request_that_native_refuses_gets_the_memory_of_the_idle_arena() -> None
         del made
         pool.plan_now()
     assert values(pool)["arena_bytes"] == 48 * MIB
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(64 * MIB / total)
+    allow(64 * MIB)
     with pool.dynamic():
         inside = tensor(40 * MIB)
         del inside

@@ -14,6 +14,7 @@ sys.path.insert(0, str(GPU))
 if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
     import checks
     import standin_torch
+    import torch._dynamo  # noqa: F401 - for all processes, as an optimizer imports it
 
     import mempool.torch
 

@@ -29,7 +29,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def install(**options: Any) -> mempool.torch.TensorPool:
-    return mempool.torch.install(**{"device": "cuda", "background": False, **options})
+    return mempool.torch.install(**{"device": "cuda", "backend": "pluggable", "background": False, **options})
 
 
 def tensor(size: int, device: str = "cuda") -> torch.Tensor:

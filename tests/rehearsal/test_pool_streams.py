@@ -12,6 +12,7 @@ from processes import alone, run_each_alone
 if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
     import standin_torch
     import torch
+    import torch._dynamo  # for all processes, as a limit imports it
 
     import mempool.torch
 
@@ -32,7 +33,7 @@ def test_random_program_reads_its_own_bytes(memory: str, seed: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @alone
 def test_threads_with_streams_and_graphs_read_their_own_bytes(seed: str) -> None:
-    pool = mempool.torch.install(device="cuda", background=True)
+    pool = mempool.torch.install(device="cuda", backend="pluggable", background=True)
     standin_torch.run_on_threads(int(seed), pool)
     standin_torch.check_nothing_is_left(pool)
 

@@ -54,7 +54,7 @@ def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> N
     check_simulation(judged.simulation)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(trace=event_traces(), part=st.floats(0, 1))
 def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Trace, part: float) -> None:
     """Small requests determine the state: wherever the recording begins, the rest is reproduced."""
@@ -138,7 +138,7 @@ def test_unreadable_settings_are_ignored(value: str) -> None:
     assert judge(dataclasses.replace(recording, metadata=metadata)).exact
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
     """Segments and buffers anywhere, on top of each other or of nothing, given back or not."""

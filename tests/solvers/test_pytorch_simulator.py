@@ -68,7 +68,7 @@ def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
 
 
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     trace=event_traces(),
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),

@@ -28,7 +28,7 @@ from solvers.rewriting.pass_boundary import (
 from solvers.swap.link import Link
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(graphs(most_ops=20), links(), st.integers(0, 100))
 def test_decisions_with_a_pause_hold_without_the_pause(graph, link, more):
     """The same bytes during every other operation, and no other offset."""

@@ -28,7 +28,7 @@ def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
     return graph, rewriting, [*kernels, *draw(st.lists(st.frozensets(st.sampled_from(order)), max_size=3))]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(cases())
 def test_every_reader_sees_the_same_contents(case: tuple[Graph, Rewriting, list[frozenset[int]]]) -> None:
     graph, rewriting, together = case
@@ -38,7 +38,7 @@ def test_every_reader_sees_the_same_contents(case: tuple[Graph, Rewriting, list[
     assert reverted(new).same_as(graph)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(cases())
 def test_each_kernel_reads_a_single_copy_and_others_are_unchanged(
     case: tuple[Graph, Rewriting, list[frozenset[int]]],

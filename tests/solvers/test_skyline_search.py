@@ -58,7 +58,7 @@ def plan_of(buffers: Buffers, done: SkylineSearch, capacity: int) -> Plan:
     return Plan(offset, capacity, min(lower_bound(buffers), capacity), Status.FEASIBLE, "", 0, 0.0, "")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(one_piece(), st.integers(0, 4), st.integers(0, 3))
 def test_search_with_any_rules_finds_a_plan_where_brute_force_does(
     buffers: Buffers, above: int, seed: int

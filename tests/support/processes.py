@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import json
 import os
@@ -71,7 +72,7 @@ def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.P
         startup: a folder that comes before all others on the path of modules.
     """
     folders = [str(folder) for folder in (startup, Path(__file__).parent) if folder is not None]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-W", "error", str(file)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as server:
@@ -80,6 +81,8 @@ def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.P
 
 def run_each_alone(tests: dict[str, Any]) -> None:
     """Fork a process for each test that stdin names, and print its exit code."""
+    gc.collect()
+    gc.freeze()  # or the end of each process would go through all of PyTorch, which takes half a second
     for line in sys.stdin:
         name, fixtures, folder = json.loads(line)
         child = os.fork()

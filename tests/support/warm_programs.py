@@ -12,10 +12,12 @@ from mempool.torch.estimate.program.run import ENVIRONMENT
 
 #: Reads a folder and a request a line, and prints the exit code of the request's process.
 SERVER = """
-import json, os, sys
+import gc, json, os, sys
 from torch._subclasses.fake_tensor import FakeTensorMode
 from mempool.torch.estimate.program.child import main
 FakeTensorMode()  # imports the rest of PyTorch that a program needs
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     folder, request = json.loads(line)
     process = os.fork()

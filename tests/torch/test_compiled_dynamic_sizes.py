@@ -54,7 +54,7 @@ def moved() -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_unchanged_graphs_recompile_only_above_the_limit(inner: str) -> None:
     limit = plain_peak(ROWS, inner)
     inexact = inner == "inductor"  # as it is without us

@@ -16,6 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from mempool.torch.compiled import shared_limit as rewriting_budget
+from mempool.torch.compiled.optimizer_state import future_states
 from mempool.torch.compiled.partition import incoming_gradients
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
@@ -227,6 +228,79 @@ def test_steps_hold_the_least_limit_named_by_refusals(
     assert used * least < taken[-1] <= least
     assert taken[2] <= least
     assert same(got, plain)
+
+
+class Deep(nn.Sequential):
+    """Saved activations are most of the peak."""
+
+    def __init__(self) -> None:
+        super().__init__(*(part for _ in range(8) for part in (nn.Linear(64, 64), nn.Sigmoid())))
+
+
+class OwnAdam(torch.optim.Adam):
+    """An optimizer that nothing foresees, since its state may differ."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, OwnAdam])
+def test_limit_holds_when_the_first_step_makes_optimizer_state(
+    kind: type[torch.optim.Optimizer], pool: TensorPool
+) -> None:
+    """State of PyTorch's own optimizers is foreseen; other state counts from the first step on."""
+    _, peaks = steps_of(pool, Deep, once, {**OPTIONS, "limit": 1 << 40})
+    limit = max(peaks) + (1 << 16)  # leaves no room for the state
+    torch.manual_seed(0)
+    gc.collect()
+    before = pool.client.stats()["requested"]["current"]
+    model, peaks = Deep(), []
+    run = once(model, {**OPTIONS, "limit": limit})
+    optimizer = kind(model.parameters(), 1e-3)
+    x = torch.randn(1024, 64)
+    for _ in range(3):
+        pool.client.reset_peaks()
+        run(x).backward()
+        peaks.append(pool.client.stats()["requested"]["peak"] - before)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(one.nbytes for entry in optimizer.state.values() for one in entry.values()) > 1 << 17
+    assert max(peaks) <= limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.Adadelta, {}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Adam, {"amsgrad": True}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.Adamax, {}),
+        (torch.optim.ASGD, {}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RAdam, {}),
+        (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
+        (torch.optim.RMSprop, {}),
+        (torch.optim.Rprop, {}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+    ],
+)
+def test_foreseen_optimizer_state_equals_the_state_after_a_step(
+    kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 3, bias=False))
+    parameters = list(model.parameters())
+    optimizer = kind(parameters, lr=0.1, **options)
+
+    def state() -> int:
+        entries = (one for some in optimizer.state.values() for one in some.values())
+        return sum(one.numel() for one in entries if isinstance(one, torch.Tensor) and one.numel() > 1)
+
+    before = state()
+    foreseen = sum(count * one.numel() for one, count in future_states(parameters))
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    assert state() - before == foreseen
+    assert sum(count for _, count in future_states(parameters)) == 0
 
 
 def test_checkpointed_regions_are_counted(pool: TensorPool) -> None:

@@ -113,7 +113,7 @@ def test_graphs_of_a_function_share_the_limit(inner: str, pool: TensorPool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_report_measures_both_graphs(inner: str) -> None:
     """Time between the graphs does not count."""
     limit = 1 << 30
@@ -148,7 +148,7 @@ def test_cublas_workspaces_count_for_training(inner: str, monkeypatch: pytest.Mo
     assert least_of(options) == least + (2 << 20)
 
 
-@pytest.mark.parametrize("inner", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_cublas_workspaces_count_for_inference(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def needed() -> int:

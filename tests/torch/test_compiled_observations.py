@@ -67,5 +67,5 @@ def test_failed_recompilation_warns_once() -> None:
     observer = RuntimeObserver()
     observer.mark_stale(observer.number("no code", []))
     with pytest.warns(UserWarning, match="more than was counted"):
-        observer.after_backward()
-    observer.after_backward()  # once
+        observer.discard_stale()
+    observer.discard_stale()  # once

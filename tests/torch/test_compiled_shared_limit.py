@@ -97,6 +97,7 @@ def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> st
     """Return the error for an infeasible limit."""
     with pytest.raises(BackendCompilerFailed, match="no step fits") as refused:
         run(make, inner, limit, **options)
+    assert re.search(r'; try limit="[\d.]+[KMG]iB"\n', str(refused.value))
     return str(refused.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from chain import Loop
 import mempool.torch
 from mempool import Pool, UsageError
 from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
 
@@ -71,6 +73,68 @@ def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPa
         assert pool.report().to_dict()["swapping"]["limit_bytes"] == 5 * MIB
     with pytest.raises(UsageError, match="max_reserved is for all pools"):
         Pool(background=False, limit="5MiB")
+
+
+def away(pool: Any) -> int:
+    """Return the bytes that are on the host alone."""
+    records = pool.offloading.mode.storages.records.values()
+    return sum(record.size for record in records if record.state == OFFLOADED)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_relative_limit_is_a_share_of_the_first_peak(
+    caplog: pytest.LogCaptureFixture, *, marked: bool
+) -> None:
+    plain = losses([1024] * 6)
+    with mempool.torch.install(device="cpu", limit="70 %", background=False) as pool:
+        loop, seen, peaks = Loop(), [], []
+        assert pool.report().to_dict()["swapping"]["limit_bytes"] is None
+        str(pool.report())
+        for _ in range(6):
+            pool.client.reset_peaks()
+            seen.append(loop.step())
+            peaks.append(pool.client.stats()["live"]["peak"])
+            if marked:
+                pool.step()
+        values = pool.report().to_dict()["swapping"]
+    assert seen == plain
+    assert 0.69 * peaks[0] < values["limit_bytes"] < 0.75 * peaks[0]  # and 70 % of the momentum
+    assert max(peaks[1:]) <= values["limit_bytes"]
+    assert values["moves"] > 0
+    assert (values["beyond"], values["beyond_bytes"]) == (0, 0)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("limit", ["0%", "101%", "%", "-5%", "1e1%"])
+def test_invalid_relative_limit_is_refused(limit: str) -> None:
+    with pytest.raises(UsageError, match="between 0% and 100%"):
+        mempool.torch.install(device="cpu", limit=limit)
+
+
+def test_return_of_all_tensors_at_the_close_is_no_excess(caplog: pytest.LogCaptureFixture) -> None:
+    pool = mempool.torch.install(device="cpu", limit="4MiB", background=False)
+    kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+    assert away(pool) >= 4 * MIB
+    pool.close()
+    assert [one.mean().item() for one in kept] == list(range(8))
+    values = pool.report().to_dict()["swapping"]
+    assert (values["beyond"], values["beyond_bytes"]) == (0, 0)
+    assert not caplog.records
+
+
+def test_tensors_of_a_gpu_stay_on_the_host_at_exit_until_they_are_read() -> None:
+    pool = mempool.torch.install(device="cpu", limit="4MiB", background=False)
+    kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
+    before, mode = away(pool), pool.offloading.mode
+    mode.storages.device = "cuda"
+    try:
+        pool.close_at_exit()
+        assert away(pool) == before >= 4 * MIB
+        assert [one.mean().item() for one in kept] == list(range(8))
+        assert kept[0].tolist()[0] == 0
+        assert away(pool) == 0  # nothing leaves any more
+    finally:
+        mode.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])
@@ -227,7 +291,22 @@ def test_infeasible_limit_is_reported_once_with_the_least_schedule(caplog: pytes
     assert plan.swap.peak_bytes < plan.recorded.step.peak_bytes
     assert len(caplog.records) == 1
     assert "262,144 B (256 KiB)" in caplog.text
-    assert "operation" in caplog.text
+    assert "goes on within the limit" in caplog.text
+    assert re.search(r": _?[a-z_]+ needs [\d,]+ B .*smallest limit with a plan is [\d.]+[KM]iB", caplog.text)
+
+
+def test_lengths_that_never_recur_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [1024, *range(1025, 1050)]
+    plain = losses(sizes)
+    with caplog.at_level("WARNING"), mempool.torch.install(device="cpu", limit="3MiB", background=False):
+        assert losses(sizes) == plain
+    said = [text for text in caplog.messages if "followed no plan of moves" in text]
+    assert len(said) == 1
+    assert re.match(r"16 of \d\d iterations", said[0])
+    caplog.clear()
+    with caplog.at_level("WARNING"), mempool.torch.install(device="cpu", limit="3MiB", background=False):
+        losses([1024] * 26)
+    assert not [text for text in caplog.messages if "followed no plan of moves" in text]
 
 
 def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:

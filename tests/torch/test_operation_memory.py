@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from mempool.recording.torch.operations import learn
 from mempool.torch.eager.eviction_policy import victims
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters
+from mempool.torch.eager.operator_traits import NATIVE
 from mempool.torch.eager.recorded_iteration import NextUse, RecordedIteration
 from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
@@ -191,6 +193,26 @@ class TestOpFootprints:
             assert footprint.result_bytes == expected
             footprints.end(func, footprint, 8 * len(counts), func(*args).untyped_storage().nbytes())
 
+    @pytest.mark.parametrize("sizes", [(64, 16, 128, 256), (10, 4, 64, 128), (7, 3, 20, 24)])
+    def test_saved_values_of_an_rnn_are_bounded_before_the_first_run(self, sizes: tuple[int, ...]) -> None:
+        """PyTorch's computation of shapes leaves them empty."""
+        steps, batch, features, hidden = sizes
+        rnn = torch.nn.LSTM(features, hidden)
+        footprints: list[Any] = []
+
+        class Observer(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if "rnn_layer.default" in str(func):
+                    made = sum(one.untyped_storage().nbytes() for one in result)
+                    footprints.append((OpFootprints().footprint(func, args, {}, 1, 0), made))
+                return result
+
+        with Observer():
+            rnn(torch.randn(steps, batch, features))
+        ((footprint, made),) = footprints
+        assert made <= footprint.result_bytes <= 1.1 * made + (64 << 10)
+
     def test_footprint_cache_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("mempool.torch.eager.op_footprints.OPTIONS", replace(OPTIONS, max_footprints=8))
         footprints, func = OpFootprints(), torch.ops.aten.add.Tensor
@@ -221,6 +243,25 @@ class TestOpFootprints:
         assert footprints.footprint(add, (y, y), {}, 20, 0).result_bytes == 20
         column, row = torch.ones(64, 1), torch.ones(1, 64)  # broadcast: it makes far more than it is given
         assert footprints.footprint(add, (column, row), {}, 512, 1 << 20).result_bytes == 64 * 64 * 4
+
+    def test_default_generator_draws_nothing_for_a_prediction(self) -> None:
+        """C++ code and `torch.ops` leave the device out."""
+        before = torch.get_rng_state()
+        footprint = OpFootprints().footprint(torch.ops.aten.rand.default, ([250],), {}, 0, 0)
+        assert footprint.result_bytes == 1000
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_first_run_of_a_foreign_operation_corrects_the_guess(self) -> None:
+        footprints, x = OpFootprints(), torch.ones(1000)
+        with torch.library._scoped_library("mempool_footprints", "FRAGMENT") as library:
+            library.define("half(Tensor x) -> Tensor")
+            func = torch.ops.mempool_footprints.half.default
+            footprint = footprints.footprint(func, (x,), {}, 4000, 0)
+            assert footprint.result_bytes == 4000
+            footprints.end(func, footprint, 4000, 2000)
+            assert footprint.result_bytes == 2000
+            y = torch.ones(500)
+            assert footprints.footprint(func, (y,), {}, 2000, 0).result_bytes == 1000
 
     def test_growing_operation_is_always_predicted(self) -> None:
         footprints, x, repeat = OpFootprints(), torch.ones(4), torch.ops.aten.repeat.default
@@ -327,6 +368,76 @@ class TestOutOfMemory:
             assert failing.missing == 0
             assert offloaded(kept) == []
             assert kept[1].mean().item() == 1
+
+    def test_kernel_of_the_program_is_not_retried(self, engine: HostEngine) -> None:
+        runs = []
+
+        def fails() -> None:
+            runs.append(1)
+            raise torch.OutOfMemoryError("there is none")
+
+        with torch.library._scoped_library("mempool_failing", "FRAGMENT") as library:
+            library.define("fails() -> ()")
+            library.impl("fails", fails, "CompositeExplicitAutograd")
+            with OffloadMode(engine, CPU, 1 << 40):
+                kept = block(1)
+                with pytest.raises(torch.OutOfMemoryError):
+                    torch.ops.mempool_failing.fails()
+                assert offloaded([kept]) == []
+        assert len(runs) == 1
+
+
+class TestKernelsOfTheProgram:
+    @pytest.mark.parametrize(
+        ("key", "schema"),
+        [
+            *itertools.product(
+                ("", "CompositeImplicitAutograd", "CompositeExplicitAutograd"),
+                ("(Tensor x) -> Tensor", "() -> Tensor", "(int n) -> Tensor"),
+            ),
+            ("CPU", "(Tensor x) -> Tensor"),
+        ],
+    )
+    def test_kernel_runs_once(self, engine: HostEngine, schema: str, key: str) -> None:
+        runs = []
+
+        def kernel(*_: Any) -> Any:
+            runs.append(1)
+            return torch.rand(1000)
+
+        args = {"(Tensor x) -> Tensor": (torch.ones(9),), "(int n) -> Tensor": (3,)}.get(schema, ())
+        with torch.library._scoped_library("mempool_once", "FRAGMENT") as library:
+            library.define(f"once{schema}")
+            library.impl("once", kernel, key)
+            torch.manual_seed(0)
+            with OffloadMode(engine, CPU, 1024):
+                drawn = torch.ops.mempool_once.once(*args).clone()
+                after = torch.rand(1000)
+            del torch.ops.mempool_once.once
+        torch.manual_seed(0)
+        assert torch.equal(drawn, torch.rand(1000))
+        assert torch.equal(after, torch.rand(1000))
+        assert len(runs) == 1
+
+    def test_fake_implementation_does_not_run(self, engine: HostEngine) -> None:
+        fakes = []
+
+        @torch.library.custom_op("mempool_once::faked", mutates_args=())
+        def faked(x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        faked.register_fake(lambda x: (fakes.append(1), torch.empty_like(x))[1])
+        with OffloadMode(engine, CPU, 1024):
+            faked(torch.ones(1000))
+        assert fakes == []
+
+    def test_replaced_kernel_of_pytorch_is_not_native(self) -> None:
+        lcm = torch.ops.aten.lcm.default
+        assert lcm in NATIVE
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("lcm", lambda x, y: x + y, "CompositeExplicitAutograd")
+            assert lcm not in NATIVE
+        assert lcm in NATIVE
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 9), st.booleans()))), max_size=6))

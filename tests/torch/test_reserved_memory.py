@@ -132,8 +132,10 @@ def test_limit_below_the_floor_is_kept_without_an_arena(
     assert said.losses == reference("seq2seq", 24).losses
     assert max(said.reserved) <= MOST * limit
     assert said.report["arena_bytes"] == 0
-    too_low = [said for said in caplog.messages if f"a limit of {limit:,} B" in said and "too low" in said]
-    assert len(too_low) == 1
+    without = [said for said in caplog.messages if f"no plan of moves holds the limit of {limit:,} B" in said]
+    assert len(without) == 1
+    assert "foreach_addcdiv needs" in without[0]
+    assert "foreach=False" in without[0]
     assert len(caplog.records) <= 2
 
 

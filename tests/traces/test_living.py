@@ -25,7 +25,7 @@ def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer
 
 
 @given(events=EVENTS)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_living_buffers_match_the_model(events: list[tuple[bool, int, int]]) -> None:
     """Ranges touch, overlap, contain each other, are empty, and end at the last possible address."""
     living, model = Living(), Model()

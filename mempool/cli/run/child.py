@@ -140,7 +140,9 @@ class Run:
         from mempool import _core
 
         pool = self.pools.get("torch")
-        return pool if pool is not None and isinstance(pool.device, _core.CudaDevice) else None
+        if pool is None or not pool.can_be_shared:
+            return None
+        return pool if isinstance(pool.device, _core.CudaDevice) else None
 
     def _remember(self) -> dict[str, Any]:
         """Return the option for the program's last plan: ``--fresh``, else the environment's, else "long".
@@ -237,9 +239,12 @@ class Run:
 
     def _close(self, framework: str, pool: Any) -> None:
         """Finish the files that the pool of a framework writes."""
-        if framework == "torch" and self._accesses is not None:
+        if framework != "torch":
+            pool.close()
+            return
+        if self._accesses is not None:
             self._accesses.__exit__(None, None, None)
-        pool.close()
+        pool.close_at_exit()
 
     def _put_aside(self, framework: str, *, used: bool) -> None:
         """Rename the trace of a framework if another one may need the file name; delete an empty trace."""

@@ -92,14 +92,16 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Most memory of PyTorch's tensors on the device; idle tensors are offloaded to the host.",
+            help="Most memory of PyTorch's tensors on the device, or such as 80% of the first iteration's "
+            "peak; idle tensors are offloaded to the host.",
         ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             metavar="pluggable|guest",
-            help="Of PyTorch on a GPU: the pool in place of PyTorch's allocator, or in front of it.",
+            help="Of PyTorch on a GPU: the pool in place of PyTorch's allocator, or in front of it; by "
+            "default in front where possible.",
         ),
     ] = None,
     explain: Annotated[
@@ -134,11 +136,16 @@ def run(
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses needs --record TRACE")
-    _check_program(program)
-    from mempool.units import parse_memory
+    from mempool.units import is_unit, parse_memory
 
-    for option, size in (("--max-reserved", max_reserved), ("--limit", limit)):
-        parsed(option, parse_memory, size)
+    sizes = (("--max-reserved", max_reserved), ("--limit", limit))
+    for option, size in sizes:
+        if size is not None and size.isdigit() and is_unit(program[0]) and not launch.exists(program[0]):
+            raise typer.BadParameter(f"a size has no space here: say {option} {size}{program[0]}")
+    _check_program(program)
+    for option, size in sizes:
+        if not (option == "--limit" and size is not None and size.endswith("%")):
+            parsed(option, parse_memory, size)
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
@@ -156,7 +163,8 @@ def run(
         json_file=_writable(json_file),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
-        backend=None if backend is None else chosen.backend,
+        # a rehearsal's plan is of the pool in place of PyTorch's allocator
+        backend="pluggable" if rehearse else None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
         explain=explain,

@@ -106,7 +106,7 @@ def start(
     plan: str | None = None,
     plan_is_of: str = "",
     max_reserved: int | None = None,
-    limit: int | None = None,
+    limit: int | str | None = None,
     backend: str | None = None,
 ) -> None:
     """Replace this process by a plain Python that runs the program under `mempool.cli.run.child`."""

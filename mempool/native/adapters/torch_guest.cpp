@@ -51,9 +51,9 @@ void record(void* address, std::size_t bytes, int device, std::intptr_t stream) 
   if (Client* const client = client_of(device)) client->record_outside(address_of(address), bytes, stream);
 }
 
-// Return a client without plans its arena, which is empty now. Present.
-void release_if_over(Hook::Entry& entry) noexcept {
-  if (!hook_.serves(entry)) entry.client->give_back(true);
+// Release the arena of a client that does not replay, if no range in the arena is live. Present.
+void release_if_unused(Hook::Entry& entry) noexcept {
+  if (!hook_.serves(entry) || !entry.client->replaying()) entry.client->give_back(true);
 }
 
 int free(void* address, std::size_t* bytes) {
@@ -62,7 +62,7 @@ int free(void* address, std::size_t* bytes) {
   int planned = 0;
   hook_.each_entry([&](Hook::Entry& entry) {
     const Client::Found found = entry.client->free_planned(address_of(address), bytes);
-    if (found == Client::Found::planned) release_if_over(entry);
+    if (found == Client::Found::planned) release_if_unused(entry);
     planned = found == Client::Found::planned ? 1 : 0;
     return found == Client::Found::unknown;
   });

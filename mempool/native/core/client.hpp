@@ -347,6 +347,7 @@ class Client : private Live<Client> {
   void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
   void have_arena() noexcept;
+  bool has_arena_of_use() noexcept;
   void set_loaded_aside(const Pattern* fresh) noexcept;
   void confirm_loaded(const Follower& follower, const Follower::Match& match) noexcept;
   std::uint32_t matches_to_confirm(const Pattern& pattern) const noexcept;

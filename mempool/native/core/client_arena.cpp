@@ -32,13 +32,24 @@ void Client::have_arena() noexcept {
   take_arena();
   if (std::exchange(arena_decided_, pool_->arena_bytes()) != pool_->arena_bytes()) decide(Decision::arena, 0, 0, 0, pool_->arena_bytes());
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
-  const bool enough = largest(pool_->arena_bytes()) != nullptr;  // for at least one pattern
-  if (std::exchange(replaying_, enough || (replaying_ && pool_->arena_bytes() != 0)) || !replaying_) return;
+  const bool enough = has_arena_of_use();
+  if (std::exchange(replaying_, enough) || !replaying_) return;
   if (active_at_ == 0) {
     active_at_ = iterations_ + 1;
     before_steady_ = stats_.outcomes;
   }
   begin_latest();
+}
+
+// Decide if the arena serves plans from here on. Beside another allocator the arena serves all patterns or
+// none: requests that a short arena has no place for would take as much memory again beside the arena. An
+// arena that serves none is released, as soon as no range in it is live.
+bool Client::has_arena_of_use() noexcept {
+  const std::size_t bytes = pool_->arena_bytes();
+  if (pool_->source().device().hosted() == nullptr) return largest(bytes) != nullptr || (replaying_ && bytes != 0);
+  const bool enough = bytes != 0 && bytes >= needed_bytes();
+  if (!enough) pool_->shrink_arena(0);
+  return enough;
 }
 
 std::uint32_t Client::matches_to_confirm(const Pattern& pattern) const noexcept {
@@ -63,6 +74,8 @@ void Client::confirm_loaded(const Follower& follower, const Follower::Match& mat
 // the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
 // in place is replaced while empty. An iteration without a low-water mark ends the waiting.
 bool Client::defer_growth_to_low_water() noexcept {
+  // hosted memory comes with the next request, after the frees that follow the boundary, such as of gradients
+  if (pool_->source().device().hosted() != nullptr) return false;
   if (std::exchange(growth_deferred_, false)) return false;
   const auto wants = [&](const Pattern* one) {
     return !one->dormant && one->low_water != 0 && one->arena_bytes > pool_->arena_bytes() && one->arena_backoff.is_due(iterations_);
@@ -97,6 +110,7 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
     bypass_.active = may_bypass_plan();
     if (bypass_.active) {
       growth_deferred_ = false;  // the next boundary decides again
+      if (pool_->source().device().hosted() != nullptr && largest() != nullptr) largest()->arena_backoff.done(iterations_, kLongestLook);
       decide(Decision::outgrown);
     }
   }
@@ -132,13 +146,18 @@ void Client::bypass_plan(Stream stream) noexcept {
 // does not hinder the others.
 void Client::take_arena() noexcept {
   if (pool_->conversion_backs_off()) return;
+  const bool all = pool_->source().device().hosted() != nullptr;  // the arena serves all patterns or none
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
-    if (!one->arena_backoff.is_due(iterations_)) continue;
+    if (!one->arena_backoff.is_due(iterations_)) {
+      if (all) return;
+      continue;
+    }
     const Refusal why = needs_request() ? Refusal::budget : pool_->take_arena(one->arena_bytes);
     if (why == Refusal::none) one->arena_backoff.start_over();
     if (why == Refusal::none || why == Refusal::pending) return;
     refused(*one, why);
+    if (all) return;
   }
 }
 

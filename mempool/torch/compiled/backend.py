@@ -52,6 +52,7 @@ def mempool(
     )
     from mempool.torch.compiled.partition import Partition
     from mempool.torch.compiled.shared_limit import shared_limit_of
+    from solvers.errors import PlanError
 
     chosen = parse_options(options, mode)
     shared_limit, given = shared_limit_of(options), graph_inputs(graph, inputs)
@@ -64,7 +65,10 @@ def mempool(
         external = replace(external, library=cublas_workspace_bytes(live_memory.device))
     partition = Partition(chosen, shared_limit, number, more, len(given), external)
     compile_with = _inductor if chosen.fused else _eager
-    run = compile_with(graph, inputs, partition)
+    try:
+        run = compile_with(graph, inputs, partition)
+    except PlanError as error:
+        raise error.with_traceback(None) from None  # the frames of PyTorch's tracing explain nothing
     if chosen.limit is not None and (compiled := partition.guard.compiled) is not None:
         warn_before_recompile_limit()
         guard_dynamic_sizes(inputs, compiled)

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mempool.torch.compiled.options import TUNABLES
+from mempool.torch.compiled.optimizer_state import future_states, optimizer_states
 from mempool.torch.compiled.records import ExternalMemory
 from mempool.torch.compiled.runtime import extent
 
@@ -133,7 +133,7 @@ class LiveMemory:
             freed_inputs=tuple(i for i, some in enumerate(memories) if some and some.keys() <= goes),
             parameters=total(parameters, own),
             gradients=self._later_gradients(number) if more else 0,
-            state=total(self.state()),
+            state=total(self.state()) + self._future_state_bytes(),
         )
 
     def runs(self, number: int) -> list[ForwardRun]:
@@ -174,9 +174,25 @@ class LiveMemory:
     def state(self) -> Memories:
         """Return the optimizers' state, as far as the state existed when the step began."""
         if self._state is None:
-            parameters = [value for value in self._values() if isinstance(value, torch.nn.Parameter)]
-            self._state = self.memories(optimizer_states(parameters))
+            self._state = self.memories(optimizer_states(self._all_parameters()))
         return _alive(self._state)
+
+    def refreshed_state_bytes(self) -> int:
+        """Return the bytes of the optimizers' state, including state made since the step began."""
+        self._state = None
+        return total(self.state())
+
+    def _future_state_bytes(self) -> int:
+        """Return the bytes of the optimizers' state that their first step will make."""
+        return sum(
+            count * plain.nbytes
+            for parameter, count in future_states(self._all_parameters())
+            for plain in _inner_tensors(parameter)
+            if plain.device == self.device
+        )
+
+    def _all_parameters(self) -> list[torch.nn.Parameter]:
+        return [value for value in self._values() if isinstance(value, torch.nn.Parameter)]
 
     def gradients(self) -> Memories:
         """Return the gradients of the parameters, of this step or of earlier ones."""
@@ -256,20 +272,6 @@ class LiveMemory:
                     found |= {key: size for key, size in memory.items() if key in shared or key not in read}
                     shared |= memory
         return total(found)
-
-
-def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
-    """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
-
-    Only some parameters are searched for referrers, since the search takes longer the more parameters are
-    searched. An optimizer that has none of these parameters is not found.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
-        if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
-            for parameter in parameters:
-                if isinstance(state := holder.get(parameter), dict):
-                    yield from state.values()
 
 
 def device_with_most(sizes: Mapping[torch.device, int]) -> torch.device:

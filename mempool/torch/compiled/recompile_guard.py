@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mempool.torch.compiled.external_memory import ForwardRun, bytes_of, total
-from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import RunStart
 from mempool.torch.compiled.shared_limit import warn_of_excess
 
@@ -88,7 +87,7 @@ class RunGuard:
             if not observer.is_open:
                 result = run(arguments)
                 if self.compiled is not None:
-                    observer.reopen_on_excess(_tolerated_limit(self.compiled))
+                    observer.reopen_on_excess(self.compiled.tolerated_limit)
                 return result
             self._begin_run(backward=True)
             gradients = live_memory.tensor_refs(
@@ -119,7 +118,7 @@ class RunGuard:
                 self.observed.gradients_stay |= stays > 0
                 self._check_limit(self.compiled, self._outside_bytes + stays, backward=True)
             observer.high_water.after_run(self.number, backward=True)
-            observer.after_backward()
+            observer.discard_stale()
             return result
 
         return guarded
@@ -133,12 +132,12 @@ class RunGuard:
             number, taken = found
             observed = observer.observed[number]
             observed.between = max(observed.between, taken)
-            if compiled.decision.pause_bytes(taken) > _tolerated_limit(compiled):
+            if compiled.decision.pause_bytes(taken) > compiled.tolerated_limit:
                 observer.mark_stale(number)
         if (
             not observer.is_open
             and self.compiled is not None
-            and observer.high_water.most > _tolerated_limit(self.compiled)
+            and observer.high_water.most > self.compiled.tolerated_limit
         ):
             warn_of_excess(observer.high_water.most, self.compiled.options.limit)
 
@@ -182,15 +181,5 @@ class RunGuard:
     def _check_limit(self, compiled: CompiledGraph, outside_bytes: int, *, backward: bool) -> None:
         """Mark the graph as stale if the peak with `outside_bytes` exceeds the limit."""
         outside_bytes += max(compiled.options.beside, self.observed.state)
-        needs = (
-            compiled.decision.peak_of(backward=backward)
-            + outside_bytes
-            - compiled.decision.outside.during(backward=backward)
-        )
-        if needs > _tolerated_limit(compiled):
+        if compiled.needed_bytes(outside_bytes, backward=backward) > compiled.tolerated_limit:
             self.observer.mark_stale(self.number)
-
-
-def _tolerated_limit(compiled: CompiledGraph) -> int:
-    """Return the limit plus the tolerated excess."""
-    return int((compiled.options.limit or 0) * (1 + TUNABLES.ignored_excess))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mempool.torch.compiled.options import TUNABLES
 from solvers.rewriting.pass_boundary import bytes_between_passes
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ExternalMemory:
         freed_inputs: positions of the graph's inputs that nothing else needs after the forward pass.
         parameters: parameters and buffers that the graph does not read.
         gradients: additional gradients in the backward pass, of parameters that later graphs read.
-        state: the optimizers' state.
+        state: the optimizers' state, including state that PyTorch's own optimizers make in their first step.
         library: the cuBLAS workspace of each of the threads that run passes.
     """
 
@@ -258,6 +259,16 @@ class CompiledGraph:
         if self.kept_bytes_at is None:
             return self.decision.kept_bytes
         return self.kept_bytes_at(limit + self.bytes_kept_before - external)
+
+    @property
+    def tolerated_limit(self) -> int:
+        """Return the limit plus the tolerated excess."""
+        return int((self.options.limit or 0) * (1 + TUNABLES.ignored_excess))
+
+    def needed_bytes(self, outside_bytes: int, *, backward: bool) -> int:
+        """Return the peak of a pass if `outside_bytes` are in use outside the graph."""
+        assumed = self.decision.outside.during(backward=backward)
+        return self.decision.peak_of(backward=backward) + outside_bytes - assumed
 
 
 @dataclass(frozen=True)

@@ -209,11 +209,10 @@ class RuntimeObserver:
                     self.high_water.stop()
         self._went_back |= backward
 
-    def after_backward(self) -> None:
-        """End a backward run.
+    def discard_stale(self) -> None:
+        """Discard the compiled code of stale graphs, once a backward pass under way is over.
 
-        Once the whole backward pass is over, discard the compiled code of stale graphs. Not before, since the
-        same graph must do the recomputations of that pass.
+        Not before, since the same graph must do the recomputations of that pass.
         """
         if self._stale and not _in_backward_pass():  # such as where the backward pass is compiled as a whole
             self._is_over()

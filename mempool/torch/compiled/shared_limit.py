@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import warnings
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mempool.torch.compiled.decide import StepDecider, allowed_host_bytes
 from mempool.torch.compiled.options import TUNABLES
 from mempool.torch.compiled.records import NO_OBSERVATIONS, TICKET_BYTES, Constraints, OutsideBytes, RunStart
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
+from mempool.torch.optimizer_steps import Listener
+from mempool.units import typed_size
 from solvers.errors import PlanError
 from solvers.rewriting.distance_rule import matching_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import torch
 
     from mempool.torch.compiled.decide import Step
     from mempool.torch.compiled.joint_graph import MergedGraph
@@ -79,6 +83,25 @@ class SharedLimit:
             low, high = (low, middle) if holds(middle) else (middle, high)
         return high
 
+    def note_optimizer_step(self) -> None:
+        """Compare new optimizer state with the assumed bytes, and recompile exceeding graphs."""
+        if not self.observer.is_open:
+            return
+        state = self.observer.live_memory.refreshed_state_bytes()
+        for number, compiled in self.graphs.items():
+            observed = self.observer.observed[number]
+            if state <= observed.state or compiled.options.limit is None:
+                continue
+            observed.state = state
+            outside_bytes = max(compiled.options.beside, state)
+            needed = (
+                compiled.needed_bytes(outside_bytes + observed.bytes(backward=backward), backward=backward)
+                for backward in (False, True)
+            )
+            if max(needed) > compiled.tolerated_limit:
+                self.observer.mark_stale(number)
+        self.observer.discard_stale()
+
     def drop_limit_functions(self) -> None:
         """Drop the functions for the bytes kept within other limits, which are not needed any more."""
         self.graphs.update(
@@ -131,6 +154,17 @@ SHARED_LIMITS: list[SharedLimit] = []
 atexit.register(SHARED_LIMITS.clear)  # objects made by native code are freed before that code is unloaded
 
 
+@functools.cache
+def _listen() -> None:
+    """Note the steps of all optimizers from now on."""
+
+    def after(_: torch.optim.Optimizer) -> None:
+        for limit in SHARED_LIMITS:
+            limit.note_optimizer_step()
+
+    Listener(after=after)
+
+
 def shared_limit_of(options: Mapping[str, Any] | None) -> SharedLimit:
     """Return the shared limit of a call, identified by the options object that each compilation passes."""
     for shared_limit in SHARED_LIMITS:
@@ -138,6 +172,7 @@ def shared_limit_of(options: Mapping[str, Any] | None) -> SharedLimit:
             return shared_limit
     for shared_limit in SHARED_LIMITS:
         shared_limit.drop_limit_functions()
+    _listen()
     SHARED_LIMITS.append(SharedLimit(options))
     del SHARED_LIMITS[: -TUNABLES.shared_limits]
     return SHARED_LIMITS[-1]
@@ -172,7 +207,7 @@ class GraphUnderLimit:
     more: bool
     external: ExternalMemory
 
-    @cached_property
+    @functools.cached_property
     def counted_external(self) -> ExternalMemory:
         """Return the memory in use outside the graph: as observed in earlier runs, otherwise as of now."""
         external, observed = self.external, self._observed
@@ -199,7 +234,7 @@ class GraphUnderLimit:
         always = min(passes)
         return OutsideBytes(self._base + always, *(total - always for total in passes))
 
-    @cached_property
+    @functools.cached_property
     def _base(self) -> int:
         """Return the bytes in use outside the graph at any time, independent of the passes."""
         return self._declared_bytes + self._library_bytes
@@ -207,16 +242,15 @@ class GraphUnderLimit:
     @property
     def _declared_bytes(self) -> int:
         """Return the outside bytes given by the options, or the optimizers' state if that is larger."""
-        return max(
-            self.options.beside, self.external.state if self._observed is None else self._observed.state
-        )
+        observed = 0 if self._observed is None else self._observed.state
+        return max(self.options.beside, self.external.state, observed)
 
     @property
     def _library_bytes(self) -> int:
         """Return the cuBLAS workspaces of the forward thread and of PyTorch's own backward thread."""
         return 2 * self.external.library
 
-    @cached_property
+    @functools.cached_property
     def runs(self) -> int:
         """Return the largest known number of runs of the graph that are under way at the same time."""
         return 1 + (self._observed or NO_OBSERVATIONS).runs
@@ -258,11 +292,11 @@ class GraphUnderLimit:
             decision = self._keep_more(merged, step, decision)
         return LimitedDecision(decision, kept_bytes_at, self.options.limit)
 
-    @cached_property
+    @functools.cached_property
     def _observed(self) -> Observations | None:
         return self.shared_limit.observer.known.get(self.number)
 
-    @cached_property
+    @functools.cached_property
     def _host_bytes(self) -> int:
         """Return the host bytes left for the runs of this graph after the copies of earlier graphs."""
         return max(allowed_host_bytes(self.options) - self.shared_limit.host_before(self.number), 0)
@@ -338,6 +372,8 @@ class GraphUnderLimit:
             )
         if self._library_bytes:
             reasons.append(f"of that, {self._library_bytes} bytes are kept by cuBLAS")
+        if least is not None:
+            reasons.append(f'try limit="{typed_size(least)}"')
         return PlanError("; ".join(reasons), least)
 
 
@@ -349,7 +385,7 @@ def _fitted(
         from mempool.torch.compiled.inductor.fused import fit_kernels
 
         decision, tried = fit_kernels(merged, decider, limit)
-        return decision, partial(least_kept_bytes, tried)
+        return decision, functools.partial(least_kept_bytes, tried)
     except PlanError:
         raise
     except Exception as error:  # the call reaches deep into a compiler that we do not control

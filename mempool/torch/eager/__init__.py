@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.mode import UNDECIDED, OffloadMode
+from mempool.torch.eager.relative_limit import RelativeLimit
 from mempool.torch.offload.engines import create_engine
 from mempool.torch.offload.host_memory import default_host_limit
 
@@ -32,21 +33,26 @@ class OffloadSession:
     """
 
     def __init__(
-        self, pool: Pool, device: torch.device, limit_bytes: int, on_iteration_end: Callable[[], None]
+        self, pool: Pool, device: torch.device, limit: int | str, on_iteration_end: Callable[[], None]
     ) -> None:
-        """Start offloading; call `on_iteration_end` at the end of each iteration."""
+        """Start offloading; call `on_iteration_end` at the end of each iteration.
+
+        A limit such as "80%" is decided when the first iteration ends.
+        """
         host_bytes = pool.settings.host_limit or default_host_limit()
         self._engine = create_engine(device, host_bytes)
         self.mode = OffloadMode(
             self._engine,
             device,
-            limit_bytes,
+            limit if isinstance(limit, int) else UNDECIDED,
             alignment=pool.device.alignment,
             host_bytes=host_bytes,
             client=pool.client,
             on_iteration_end=on_iteration_end,
             reset_plans=pool.reset_plans,
         )
+        if isinstance(limit, str):  # before the mode, whose listener ends the iteration
+            self.mode.relative_limit = RelativeLimit(limit, pool.client, self.mode.decide_limit)
         self._process = os.getpid()
         self._ended = False
         self.mode.__enter__()
@@ -68,6 +74,19 @@ class OffloadSession:
     def values(self) -> dict[str, Any]:
         """Return the report entries, with sizes in bytes."""
         return {**self.mode.values(), "host_bytes": self._engine.host_bytes}
+
+    def end_at_exit(self) -> None:
+        """End for a process that exits, without memory beyond the limit for tensors that nobody reads.
+
+        On a GPU, offloaded storages stay on the host, and exit handlers reload them on demand. On the CPU
+        both sides are one memory, so all storages return: finalizers may use them even while the interpreter
+        shuts down, when PyTorch calls no dispatch mode any more.
+        """
+        if self.mode.storages.device == "cpu":
+            self.end()
+        elif not self._ended and self._process == os.getpid():
+            self._ended = True
+            self.mode.stop()
 
     def end(self) -> None:
         """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mempool.logs import log
 from mempool.torch.eager.patterns import RELOAD, OffloadSchedule, OperationActions, Pattern, PatternRegistry
 from mempool.torch.eager.pool_headroom import PlanStabilizer
 from mempool.torch.eager.recorded_iteration import RecordedIteration
@@ -65,9 +66,13 @@ class Iterations:
         self.patterns = PatternRegistry()
         self._pattern: Pattern | None = None
         self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
-        self._sizes_differ = False
+        self._sizes_differ = self._has_warned = False
         self._rows: dict[int, StorageRecord] = {}
         self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Replace the limit, before any schedule has been made."""
+        self.limit_bytes = self._requested_bytes = limit_bytes
 
     @property
     def schedule(self) -> OffloadSchedule | None:
@@ -382,6 +387,7 @@ class Iterations:
         if self.schedule is not None:
             self._counts.diverged += 1
             self._transfers.wait_all()
+            self._warn_of_variety()
         made = None
         worth = not len(self.patterns) or self._first is not None or self.patterns.recurs(recording)
         if worth and (schedule := self._make_schedule(recording)) is not None:
@@ -392,6 +398,26 @@ class Iterations:
             self._first = made if self.schedule is None else None
             self._pattern = made
         self.patterns.record_end(made)
+
+    def _warn_of_variety(self) -> None:
+        """Warn once if tensors move in many iterations that no schedule fits."""
+        counts = self._counts
+        if (
+            self._has_warned
+            or counts.diverged < OPTIONS.reported_divergences
+            or 2 * counts.diverged < counts.iterations
+            or not counts.iteration_out_bytes + counts.iteration_in_bytes
+        ):
+            return
+        self._has_warned = True
+        log.warning(
+            "%s of %s iterations followed no plan of moves, since their operations or sizes differ from "
+            "earlier iterations: tensors move when an operation needs them, which takes longer. Plans need "
+            "batches that recur: pad them to at most %s lengths",
+            counts.diverged,
+            counts.iterations,
+            OPTIONS.max_patterns,
+        )
 
     def _make_schedule(self, recording: RecordedIteration) -> OffloadSchedule | None:
         made = self.planner.plan_iteration(recording, self.schedule, self.limit_bytes)

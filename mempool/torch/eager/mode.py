@@ -22,7 +22,7 @@ from mempool.torch.eager.forks import forking
 from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
-from mempool.torch.eager.operator_traits import PLAIN, OperatorTraits, TraitsRegistry
+from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.storages import (
@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
     from mempool import _core
     from mempool.torch.eager.operator_traits import UndeclaredEffects
+    from mempool.torch.eager.relative_limit import RelativeLimit
     from mempool.torch.offload.engine import Engine
 
+#: A limit in bytes that nothing reaches, until a relative limit is decided.
+UNDECIDED = 1 << 62
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -70,6 +73,7 @@ class OffloadMode(TorchDispatchMode):
         traits: traits of the operations.
         unwritten: storages, by key, that an operation made and nothing has written yet.
         bypass: lets operations skip the mode while nothing has to move; None: the mode sees every operation.
+        relative_limit: decides the limit when the first iteration ends; None: the limit is decided.
         patches: patches that reload storages for PyTorch code that accesses memory past the dispatcher.
     """
 
@@ -153,6 +157,7 @@ class OffloadMode(TorchDispatchMode):
         self.unwritten: dict[int, StorageRecord] = {}
         self._peak_bytes = 0  # high-water mark of this iteration's bytes, workspaces included
         self._is_partial = False  # the beginning of this iteration was not seen
+        self.relative_limit: RelativeLimit | None = None
         self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
         self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
@@ -189,6 +194,10 @@ class OffloadMode(TorchDispatchMode):
             self.bypass.end()
         if self._listener is not None:
             self._listener.remove()
+        if self.relative_limit is not None:
+            self.relative_limit.end()
+        if self.headroom is not None:
+            self.headroom.end()  # what comes back now is not within the limit
         self.transfers.reload_all()
         self.iterations.close()
         forking.discard(self)
@@ -196,14 +205,13 @@ class OffloadMode(TorchDispatchMode):
         interposer.remove(self)
         if self._captures is not None:
             self._captures.remove()
-        if self.headroom is not None:
-            self.headroom.end()
 
     def stop(self) -> None:
         """Stop all evictions; offloaded storages are reloaded on demand."""
         if self.bypass is not None:
             self.bypass.abandon()
-        self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = 1 << 62
+            self.bypass.is_available = False
+        self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = UNDECIDED
         if self.headroom is not None:
             self.headroom.end()
         self.iterations.forget()
@@ -266,8 +274,19 @@ class OffloadMode(TorchDispatchMode):
         self._stop_detection()
         self._end_iteration()
 
+    def decide_limit(self, limit_bytes: int) -> None:
+        """Replace the undecided limit between two iterations."""
+        self.relative_limit = None
+        self.limit_bytes = self.eviction.limit_bytes = limit_bytes
+        self.iterations.set_limit(limit_bytes)
+        if self.headroom is not None:
+            self._admit(0, [])
+            self.headroom.request(limit_bytes)
+
     def _end_iteration(self) -> None:
         self.remove_dead()
+        if self.relative_limit is not None:
+            self.relative_limit.end_iteration()
         self.patches.end_iteration()
         self.unwritten = {key: record for key, record in self.unwritten.items() if record() is not None}
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
@@ -309,7 +328,8 @@ class OffloadMode(TorchDispatchMode):
         values = report_values(self.counts, self.iterations.schedule)
         if self.bypass is not None:
             values["bypassed"] += self.bypass.passed
-        return {"limit_bytes": self.limit_bytes, **values, **beyond}
+        limit_bytes = None if self.limit_bytes == UNDECIDED else self.limit_bytes
+        return {"limit_bytes": limit_bytes, **values, **beyond}
 
     # --- operations that this mode does not see
 
@@ -350,7 +370,11 @@ class OffloadMode(TorchDispatchMode):
             interposer.step_out()  # a thread of PyTorch that took over the program's modes
             return func(*args, **kwargs)
         if types and (is_wrapper := self.traits.skips(types)) is not None:
-            return NotImplemented if is_wrapper else func(*args, **kwargs)
+            if is_wrapper:
+                return NotImplemented
+            if wraps_memory(args, kwargs):  # the mode of the trace runs operations on them, unseen
+                self.transfers.reload_all()
+            return func(*args, **kwargs)
         traits = self._traits.get(id(func)) or self.traits.of(func)
         if traits.asks:
             return traits.call(*args, **kwargs)
@@ -571,8 +595,10 @@ class OffloadMode(TorchDispatchMode):
 
         An operation that writes is not retried, since memory may be written already, or an output may have a
         new shape but no memory; nor is an operation that draws random numbers, since they may be drawn
-        already.
+        already; nor is an operation with kernels of the program, which may count or print.
         """
+        if traits.function not in NATIVE:
+            return False
         if traits.writes or torch.Tag.nondeterministic_seeded in getattr(traits.function, "tags", ()):
             return False
         if self._is_bypassed():

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from mempool.logs import log
-from mempool.recording.torch.ledger import is_wrapper
+from mempool.recording.torch.ledger import is_wrapper, tensors_in
 from mempool.recording.torch.operations import Operation, learn
 
 if TYPE_CHECKING:
@@ -129,10 +130,11 @@ class TraitsRegistry:
 
         Returns:
             True if a class wraps other tensors, which are dispatched later; False for fake tensors, which
-            have no memory; None if neither is among them.
+            have no memory, and for functional tensors, which only the mode of a trace can unwrap; None if
+            neither is among them.
         """
         for cls in types:
-            if cls is FakeTensor:
+            if cls is FakeTensor or cls is FunctionalTensor:
                 return False
             wraps = self._wrappers.get(cls)
             if wraps is None:
@@ -140,6 +142,11 @@ class TraitsRegistry:
             if wraps:
                 return True
         return None
+
+
+def wraps_memory(args: Any, kwargs: Any) -> bool:
+    """Return whether functional tensors that wrap tensors with memory are among the arguments."""
+    return any(isinstance(one, FunctionalTensor) and not is_fake(one) for one in tensors_in((args, kwargs)))
 
 
 def learned(func: Any) -> Operation:
@@ -204,6 +211,32 @@ def is_overridden(operation: Operation) -> bool:
     """Return whether an operation has a Python kernel for tensors with memory, on any device."""
     name = operation.name.replace("::", "/")
     return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
+
+
+class NativeOperations:
+    """Decides which operations have kernels of PyTorch only, which may run for an estimate or a second time.
+
+    Kernels of a program or of another library, in Python or C++, may print, count or draw random numbers.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, bool] = {}
+        self._implementations = 0
+
+    def __contains__(self, func: Any) -> bool:
+        if self._implementations != len(torch.library._impls):  # a program registered kernels meanwhile
+            self._implementations = len(torch.library._impls)
+            self._known.clear()
+        native = self._known.get(func)
+        if native is None:
+            operation = learn(func)
+            native = self._known[func] = (
+                not operation.whole and _namespace(operation) in _DECLARED and not is_overridden(operation)
+            )
+        return native
+
+
+NATIVE = NativeOperations()
 
 
 def _namespace(operation: Operation) -> str:

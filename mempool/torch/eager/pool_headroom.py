@@ -41,7 +41,14 @@ class PoolHeadroom:
         self.foreign_bytes = 0
         self._pool.set_budget(limit_bytes)
         self._reported_bytes = 0
+        self._peak_before = 0  # peak before the limit was requested
         self._misses_before = 0  # misses when the iteration began
+        self._final: dict[str, Any] | None = None  # values at the end
+
+    def request(self, limit_bytes: int) -> None:
+        """Replace the requested limit; memory taken until now is no excess."""
+        self._requested_bytes, self._peak_before = limit_bytes, self._pool.stats()["reserved"]["peak"]
+        self.set_limit(0)
 
     def set_limit(self, least_bytes: int) -> None:
         """Keep the requested limit, or `least_bytes` if less cannot be held."""
@@ -89,8 +96,12 @@ class PoolHeadroom:
 
     def values(self) -> dict[str, Any]:
         """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
+        if self._final is not None:
+            return self._final
         stats = self._pool.stats()
-        more = max(stats["reserved"]["peak"] - self._requested_bytes, 0)
+        reserved = stats["reserved"]
+        most = reserved["peak"] if reserved["peak"] > self._peak_before else reserved["current"]
+        more = max(most - self._requested_bytes, 0)
         return {"beyond": stats["beyond_budget"], "beyond_bytes": more if stats["beyond_budget"] else 0}
 
     def warn_of_excess(self) -> None:
@@ -109,8 +120,9 @@ class PoolHeadroom:
         )
 
     def end(self) -> None:
-        """Remove the budget."""
+        """Remove the budget; memory taken later is not counted as an excess."""
         self.warn_of_excess()
+        self._final = self.values()
         self.is_checked = False
         self._pool.set_budget(_NONE)
 

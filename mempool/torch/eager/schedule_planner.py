@@ -13,7 +13,7 @@ from mempool.torch.eager.patterns import OffloadSchedule, schedule_of
 from mempool.torch.eager.recorded_iteration import RecordedIteration, recorded_step
 from mempool.torch.offload.host_placement import host_copies
 from mempool.torch.offload.options import OPTIONS
-from mempool.units import sized
+from mempool.units import sized, typed_size
 from solvers import Stop, solve
 from solvers.errors import PlanError
 from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay
@@ -159,17 +159,13 @@ class SchedulePlanner:
         if least <= limit or self._warned:
             return
         self._warned = True
-        why = f"no plan that we find holds less than {sized(least)}"
-        try:
-            self._new_planner(plan.recorded.step).check_limit(limit)
-        except PlanError as error:
-            why = str(error)
         log.warning(
-            "a limit of %s%s is too low, the plan needs %s: %s",
+            "no plan of moves holds the limit of %s: %s. The program goes on within the limit, as far as "
+            "single operations allow: tensors move when an operation needs them, which takes longer. "
+            "The smallest limit with a plan is %s",
             sized(asked),
-            f", of which {sized(max(limit, 0))} are left to tensors," if limit < asked else "",
-            sized(least),
-            why,
+            _reason(self._new_planner(plan.recorded.step), limit, least),
+            typed_size(least + max(asked - limit, 0)),
         )
 
     def start_reloads_earlier(
@@ -213,6 +209,26 @@ class SchedulePlanner:
         least = max(swap.limit_bytes, judged.peak_bytes)
         made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)
         return schedule_of(plan.recording, plan.recorded, made, plan.copies, plan.changes + 1)
+
+
+def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:
+    """Return why no schedule holds a limit: the operation that needs most, or the host's memory."""
+    floor, op = planner.floor()
+    if floor <= limit:
+        try:
+            planner.check_limit(limit)
+        except PlanError as error:
+            return str(error)
+        return f"no plan that we find holds less than {sized(least)}"
+    step = planner.step
+    names = [step.names[index] if index >= 0 else "" for index in step.operation.tolist()]
+    known = [at for at, name in enumerate(names) if name.startswith("aten.") and step.working_set[at] > 0]
+    at = min(known, key=lambda one: abs(one - op), default=op)  # near a mark of the profiler, its neighbour
+    touched = int(step.working_set[at])
+    label = names[at].removeprefix("aten.").partition(".")[0].strip("_") or "an operation"
+    less = " (an optimizer with foreach=False needs less)" if label.startswith("foreach") else ""
+    rest = sized(max(floor - touched, 0))
+    return f"{label} needs {sized(touched)} at once{less}, and {rest} cannot leave meanwhile"
 
 
 def arena_bytes(step: Step, schedule: Schedule, alignment: int) -> int:

@@ -36,6 +36,8 @@ class OffloadOptions:
         unplanned_iterations: unplanned iterations that are remembered, to detect their recurrence.
         pattern_history: past iterations from whose order the next pattern is predicted.
         first_period_search: operations before the first search for a period, doubled after each search.
+        reported_divergences: iterations without a fitting schedule before they are reported, if they are half
+            of all iterations.
         max_unperiodic_operations: most operations that a recording keeps without a period.
         training_operations: below this number of operations, programs that look like training are left to
             the marks of optimizer steps.
@@ -97,6 +99,7 @@ class OffloadOptions:
     unplanned_iterations: int = 8
     pattern_history: int = 64
     first_period_search: int = 64
+    reported_divergences: int = 16
     max_unperiodic_operations: int = 1 << 15
     training_operations: int = 1 << 12
     period_repetitions: int = 3

@@ -1,4 +1,6 @@
 // The fake driver's memory: plain, in pages, managed, and the host's.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -134,6 +136,18 @@ EXPORTED int cuMemSetAccess(std::uintptr_t address, std::size_t bytes, const Acc
     for (const Access* one = access; one != access + count; ++one) mapping.users.insert(one->device);
   }
   return 0;
+}
+
+// The handle for other processes leads nowhere: there is no import.
+EXPORTED int cuMemExportToShareableHandle(void* shared, unsigned long long handle, int type, unsigned long long) {
+  CALL("cuMemExportToShareableHandle", kInit);
+  constexpr int kFileDescriptor = 1, kFabric = 8;
+  if (gpu->memories.count(handle) == 0) return kInvalidValue;
+  if (type == kFabric) return std::memset(shared, 0, 64), 0;
+  if (type != kFileDescriptor) return kNotSupported;
+  const int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  std::memcpy(shared, &file, sizeof file);
+  return file < 0 ? kNotSupported : 0;
 }
 
 #endif  // FAKE_WITHOUT_PAGES

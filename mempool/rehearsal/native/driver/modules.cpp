@@ -172,7 +172,6 @@ EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t word
 #define LACKS(symbol) \
   EXPORTED int symbol(...) { return kNotSupported; }
 LACKS(cuMemGetHandleForAddressRange)
-LACKS(cuMemExportToShareableHandle)
 LACKS(cuMemImportFromShareableHandle)
 LACKS(cuMemRetainAllocationHandle)
 LACKS(cuMemGetAllocationPropertiesFromHandle)

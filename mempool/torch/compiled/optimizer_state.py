@@ -1,0 +1,77 @@
+"""State of the optimizers of a compiled module's parameters: present state, and state of the first step."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.torch.compiled.options import TUNABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+#: Tensors of a parameter's size that an optimizer of PyTorch makes for each parameter in its first step, by
+#: the options of the parameter's group. `Adagrad` makes its state before; `Adafactor` and `LBFGS` make other
+#: sizes.
+_STATE_TENSORS: dict[type, Callable[[dict[str, Any]], int]] = {
+    torch.optim.Adadelta: lambda _: 2,
+    torch.optim.Adam: lambda group: 2 + bool(group["amsgrad"]),
+    torch.optim.AdamW: lambda group: 2 + bool(group["amsgrad"]),
+    torch.optim.Adamax: lambda _: 2,
+    torch.optim.ASGD: lambda _: 1,
+    torch.optim.NAdam: lambda _: 2,
+    torch.optim.RAdam: lambda _: 2,
+    torch.optim.RMSprop: lambda group: 1 + (group["momentum"] > 0) + bool(group["centered"]),
+    torch.optim.Rprop: lambda _: 2,
+    torch.optim.SGD: lambda group: int(bool(group["momentum"])),
+    torch.optim.SparseAdam: lambda _: 2,
+}
+
+
+def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+    """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
+
+    Only some parameters are searched for referrers, since the search takes longer the more parameters are
+    searched. An optimizer that has none of these parameters is not found.
+    """
+    for holder in gc.get_referrers(*_searched(parameters)):
+        if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
+            for parameter in parameters:
+                if isinstance(state := holder.get(parameter), dict):
+                    yield from state.values()
+
+
+def future_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.nn.Parameter, int]]:
+    """Yield parameters without state, with the number of state tensors that the first step makes.
+
+    Only PyTorch's own optimizers are known. All parameters of an optimizer count, whatever their module.
+    """
+    for optimizer in _optimizers(parameters):
+        count = _STATE_TENSORS.get(type(optimizer))
+        if count is None:
+            continue
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and not optimizer.state.get(parameter):
+                    yield parameter, count(group)
+
+
+def _searched(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]
+
+
+def _optimizers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of the parameters: each refers to a list of groups with lists of parameters."""
+    members = [one for one in gc.get_referrers(*_searched(parameters)) if type(one) is list]
+    groups = [
+        one
+        for one in gc.get_referrers(*members)
+        if type(one) is dict and any(one.get("params") is some for some in members)
+    ]
+    lists = [one for one in gc.get_referrers(*groups) if type(one) is list and one is not groups]
+    holders = [one for one in gc.get_referrers(*lists) if type(one) is dict and "param_groups" in one]
+    owners = [*gc.get_referrers(*lists), *gc.get_referrers(*holders)]
+    return list({id(one): one for one in owners if isinstance(one, torch.optim.Optimizer)}.values())
