@@ -48,14 +48,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_is_held(one_thread: None) -> Iterator[None]:
+def nothing_is_held(one_thread: None, few_objects: None) -> Iterator[None]:
     """No tensor is left in a pool; this also lets go of pools whose last tensor went after they closed.
 
     Programs of other files, which a test runs whole, may have left a tensor somewhere in PyTorch.
     """
     from mempool import _core
 
-    gc.collect()
     before = _core.torch_cpu_hook().held()
     yield
     gc.collect()
