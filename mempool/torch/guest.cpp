@@ -59,8 +59,13 @@ std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond t
 // the host's, with the allocator's.
 thread_local bool restored_pool = false;
 
+std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
+
 void hand_back() {
-  while (void* const block = core->returned()) host->raw_delete(block);
+  while (void* const block = core->returned()) {
+    host->raw_delete(block);
+    handed_back.store(true);
+  }
 }
 
 // Report a planned tensor to the profiler (a negative size: freed) and to CUDA's sanitizer, as the host does for its own.
@@ -339,8 +344,18 @@ class Guest final : public cca::CUDAAllocator {
       const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
       if (answer == planned) return answer;
       hand_back();  // an arena that the core has just released serves the host's next request
+      if (answer == recorded && handed_back.exchange(false)) release_segment();
       if (answer != prepare) return answer;
       get_arena(request.device);
+    }
+  }
+  // Release the segment of a former arena, which small tensors would otherwise fragment. Expandable segments have
+  // no such segment: their pages stay, for the requests to come.
+  static void release_segment() {
+    if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) return;
+    try {
+      host->emptyCache({0, 0});
+    } catch (const c10::Error&) {  // a capture has begun
     }
   }
   // Return the bytes that the host could give once its cache is released, which frees unused segments, and

@@ -207,8 +207,10 @@ def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
     assert values(pool)["hits"] > hits
 
 
+@pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
-def test_arena_that_does_not_hold_every_plan_is_not_taken() -> None:
+def test_arena_that_does_not_hold_every_plan_is_not_taken(expandable: str) -> None:
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
     pool = install()
     allow(80 * MIB)
     beside: list[torch.Tensor] = []
@@ -225,6 +227,8 @@ def test_arena_that_does_not_hold_every_plan_is_not_taken() -> None:
         hits.append(values(pool)["hits"])
     assert (values(pool)["arena_bytes"], hits[8]) == (0, hits[-1])
     assert "no arena of 48 MiB for plan 2" in pool.explain()
+    sizes = [segment["total_size"] for segment in torch.cuda.memory_snapshot()]
+    assert 16 * MIB not in sizes, "the segment of the former arena"
 
 
 @alone
