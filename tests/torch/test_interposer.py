@@ -145,7 +145,7 @@ def test_composite_operations_with_memory_of_their_own_are_right(mode: Adversary
 
 
 @pytest.mark.parametrize("name", ["mm", "add", "view", "conv"])
-def test_traces_within_a_limit_are_those_without(name: str, mode: Adversary) -> None:
+def test_traced_graphs_are_identical_within_a_limit(name: str, mode: Adversary) -> None:
     function: Any = {
         "mm": lambda a: a @ a + 1,
         "add": lambda a: a + 1,
