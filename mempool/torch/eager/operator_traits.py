@@ -210,7 +210,10 @@ def _python(operation: Operation, device: str) -> Any:
 def is_overridden(operation: Operation) -> bool:
     """Return whether an operation has a Python kernel for tensors with memory, on any device."""
     name = operation.name.replace("::", "/")
-    return any(one.startswith(f"{name}/") and not one.endswith("/Meta") for one in torch.library._impls)
+    return any(
+        one.startswith(f"{name}/") and not one.startswith((f"{name}/Meta", f"{name}/FuncTorch"))
+        for one in torch.library._impls
+    )
 
 
 class NativeOperations:
