@@ -148,6 +148,7 @@ def test_cublas_workspaces_count_for_training(inner: str, monkeypatch: pytest.Mo
     assert least_of(options) == least + (2 << 20)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_cublas_workspaces_count_for_inference(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
