@@ -195,6 +195,79 @@ class Pattern:
     @property
     def arena_bytes(self) -> int: ...
 
+class Signal:
+    """Event that is set once; Ctrl-C leaves no wait half-done."""
+
+    def __init__(self) -> None:
+        """An event that is not set."""
+
+    def set(self) -> None:
+        """Set the event."""
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+
+    def wait(self, seconds: float = 1000000000.0) -> bool:
+        """
+        Wait until the event is set, at most so many seconds; return whether it is set. Ctrl-C is raised afterwards.
+        """
+
+class TakenRange:
+    """A range taken from a free list; released with the object."""
+
+    @property
+    def at(self) -> int:
+        """Offset, bytes."""
+
+class FreeList:
+    """
+    Free list of an arena of host memory, in whole pages; offsets and sizes in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        """An empty list of `size` bytes, a multiple of a page."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the arena."""
+
+    @property
+    def used(self) -> int:
+        """Bytes taken, in whole pages."""
+
+    @property
+    def peak_used(self) -> int:
+        """High-water mark of `used` since the last call of `take_peak`."""
+
+    def allocate(self, size: int) -> int | None:
+        """
+        Take `size` bytes, 1 or more, of the best fit and return their offset; None if no free range is large enough.
+        """
+
+    def allocate_last(self, size: int) -> int | None:
+        """
+        Take the end of the last large enough free range, away from other places: see `allocate`.
+        """
+
+    def allocate_at(self, at: int, size: int) -> bool:
+        """
+        Take `size` bytes, 1 or more, from page `at` on; return False if some of them are taken.
+        """
+
+    def take(self, size: int, at: int = -1) -> TakenRange:
+        """
+        Take `size` bytes until the returned object ends: from page `at` on if free, else as far back as possible; for -1 at the best fit. None if no free range is large enough.
+        """
+
+    def release(self, at: int, size: int) -> None:
+        """Free bytes taken before, and merge them with adjacent free ranges."""
+
+    def take_peak(self) -> int:
+        """Return the high-water mark since the last call, in bytes."""
+
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """Return the free ranges as (begin, end), by place."""
+
 class Pool:
     """One device's memory: arena, guard, fallback."""
 

@@ -126,6 +126,7 @@ class FakeRuntime:
             self._device, self._parts = device, list[tuple[int, int]]()
             with _DisableTorchDispatch():
                 self._bytes = torch.zeros(size, dtype=torch.uint8)
+                self.address = torch._C.TensorBase.data_ptr(self._bytes)
 
         def lock(self, at: int, size: int) -> bool:
             if size > self._device._lockable:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _DisableTorchDispatch
 
 from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.storages import OFFLOADED, RELOADING
 from solvers.swap import Link
 
 if TYPE_CHECKING:
     from mempool import _core
 
 CPU = torch.device("cpu")
-#: Of a storage itself, whatever is asked of it while swapping.
-RESIDENT_BYTES = torch._C.StorageBase.nbytes
+ADDRESS = torch._C.StorageBase.data_ptr
+
+
+def resident_bytes(mode: OffloadMode, tensor: Any) -> int:
+    """Return the bytes that a tensor's storage, or a storage, has on the device."""
+    storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else tensor
+    record = mode.storages.find(storage)
+    return 0 if record is not None and record.state in (OFFLOADED, RELOADING) else storage.nbytes()
 
 
 class Copy:
@@ -25,21 +32,20 @@ class Copy:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.data = torch.full((size,), 0xA5, dtype=torch.uint8)
+        self.data = ctypes.create_string_buffer(bytes([0xA5]) * size, size)
         self.users = 0
         self.dropped = False
 
     def end(self) -> None:
         """Nobody may use it any more."""
         if self.dropped and not self.users:
-            with _DisableTorchDispatch():
-                self.data.fill_(0x5A)
+            ctypes.memset(self.data, 0x5A, self.size)
 
 
 class Transfer:
     """A copy that was asked for, and is perhaps not made yet."""
 
-    def __init__(self, copy: Copy, data: torch.Tensor, *, out: bool) -> None:
+    def __init__(self, copy: Copy, data: Any, *, out: bool) -> None:
         self.size, self.copy, self.data, self.out = copy.size, copy, data, out
         self.made = False
 
@@ -56,7 +62,7 @@ class LazyEngine:
     def _ask(self, transfer: Transfer) -> Transfer:
         transfer.copy.users += 1
         assert not transfer.copy.dropped
-        assert transfer.data.numel() == transfer.size
+        assert transfer.data.nbytes() == transfer.size
         self._asked[transfer.out].append(transfer)
         for waiting in self._asked:  # some are made now
             if waiting and self._random.random() < 0.3:
@@ -67,22 +73,27 @@ class LazyEngine:
         waiting = self._asked[last.out]
         while waiting and not last.made:
             transfer = waiting.pop(0)
-            ends = (transfer.copy.data, transfer.data)
+            ends = (ctypes.addressof(transfer.copy.data), ADDRESS(transfer.data))
             target, source = ends if transfer.out else ends[::-1]
-            target.copy_(source)
+            ctypes.memmove(target, source, transfer.size)
             transfer.made = True
 
-    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[Copy, Transfer]:
-        copy = Copy(data.numel())
+    def bytes_of(self, storage: Any) -> Any:
+        return storage
+
+    def address(self, copy: Copy) -> int:
+        return ctypes.addressof(copy.data)
+
+    def offload(self, data: Any, at: int = -1) -> tuple[Copy, Transfer]:
+        copy = Copy(data.nbytes())
         return copy, self._ask(Transfer(copy, data, out=True))
 
-    def reload(self, copy: Any, data: torch.Tensor) -> Transfer:
-        data.fill_(0xCC)
+    def reload(self, copy: Any, data: Any) -> Transfer:
+        ctypes.memset(ADDRESS(data), 0xCC, data.nbytes())
         return self._ask(Transfer(copy, data, out=False))
 
     def wait(self, transfer: Any) -> float:
-        with _DisableTorchDispatch():
-            self._make(transfer)
+        self._make(transfer)
         if transfer.data is not None:
             transfer.data = None
             transfer.copy.users -= 1
@@ -194,5 +205,5 @@ def offloaded_range(mode: Adversary) -> torch.Tensor:
     """The numbers from 1 to 1000, away."""
     tensor = torch.arange(1000.0).add_(1)
     mode.offload_all()
-    assert RESIDENT_BYTES(tensor.untyped_storage()) == 0
+    assert resident_bytes(mode, tensor) == 0
     return tensor

@@ -26,3 +26,24 @@ def function() -> Any:
 def module() -> Any:
     """Return a module that reads numbers by an operation of its own."""
     return torch.jit.script(_Module())
+
+
+def _branch(x: torch.Tensor, w: torch.Tensor, n: int):
+    for _ in range(n):
+        x = torch.tanh(x + w)
+    return x
+
+
+def _forked(xs: list[torch.Tensor], w: torch.Tensor):
+    futures = [torch.jit.fork(_branch, x, w, 6) for x in xs]
+    return [torch.jit.wait(one) for one in futures]
+
+
+def branch() -> Any:
+    """Return a function of six operations."""
+    return torch.jit.script(_branch)
+
+
+def forked() -> Any:
+    """Return a function that runs branches in threads of PyTorch."""
+    return torch.jit.script(_forked)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
-from adversary import RESIDENT_BYTES, Adversary
+from adversary import Adversary, resident_bytes
 from bypassed import MIB, bypass_of, mode_of, opened, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -279,10 +279,10 @@ class TestBypassOpening:
     def test_bypass_stays_closed_if_offloaded_storages_would_not_fit(self, mode: OffloadMode) -> None:
         x = torch.ones(MIB // 2)
         mode.eviction.clear(set(), 0)
-        assert RESIDENT_BYTES(x.untyped_storage()) == 0
+        assert resident_bytes(mode, x) == 0
         assert not self.opens(mode, 6 * MIB)
         assert self.opens(mode, 5 * MIB)
-        assert RESIDENT_BYTES(x.untyped_storage()) == 2 * MIB
+        assert resident_bytes(mode, x) == 2 * MIB
 
     def test_bypass_closes_when_an_operation_lacks_headroom(self, mode: OffloadMode) -> None:
         x = torch.ones(MIB // 4)

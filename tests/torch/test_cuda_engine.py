@@ -383,7 +383,7 @@ class Driver:
         self.locked: dict[int, int] = {}
 
     def cuMemHostRegister_v2(self, address: Any, size: Any, flags: int) -> int:  # noqa: N802
-        assert flags == 1
+        assert flags == 1 | 2  # portable, and mapped for kernels
         assert address.value % PAGE == size.value % PAGE == 0
         if sum(self.locked.values()) + size.value > 10 * PAGE:
             return 2

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from mempool._core import FreeList
 from mempool.errors import UsageError
 from mempool.torch.offload.host_memory import (
     PAGE,
     PIECE,
-    FreeList,
     PrivateMemory,
     available_bytes,
     default_host_limit,

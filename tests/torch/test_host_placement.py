@@ -11,11 +11,12 @@ from swap_steps import links, steps
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from mempool._core import FreeList
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.patterns import RELOAD, schedule_of
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.offload.host_engine import HostEngine
-from mempool.torch.offload.host_memory import FreeList, pages
+from mempool.torch.offload.host_memory import pages
 from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import OffloadPlanner
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
-from adversary import RESIDENT_BYTES, Adversary, offloaded_range
+from adversary import Adversary, offloaded_range, resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,7 +157,7 @@ def test_exported_address_pins_the_storage(how: str, mode: Adversary) -> None:
     }[how]()
     address = tensor.data_ptr()
     mode.offload_all()
-    assert RESIDENT_BYTES(tensor.untyped_storage()) == 4000
+    assert resident_bytes(mode, tensor) == 4000
     assert tensor.data_ptr() == address
     del kept
 
@@ -165,7 +165,7 @@ def test_exported_address_pins_the_storage(how: str, mode: Adversary) -> None:
 def test_size_queries_do_not_reload(mode: Adversary) -> None:
     storage = offloaded_range(mode).untyped_storage()
     assert (storage.nbytes(), storage.size(), len(storage)) == (4000, 4000, 4000)
-    assert RESIDENT_BYTES(storage) == 0
+    assert resident_bytes(mode, storage) == 0
 
 
 def test_saving_reloads_a_single_storage_at_a_time(mode: Adversary) -> None:
@@ -176,12 +176,12 @@ def test_saving_reloads_a_single_storage_at_a_time(mode: Adversary) -> None:
     class Watched(io.BytesIO):
         def write(self, data: Any) -> int:
             nonlocal most
-            most = max(most, sum(RESIDENT_BYTES(t.untyped_storage()) for t in many))
+            most = max(most, sum(resident_bytes(mode, t) for t in many))
             return file.write(data)
 
     torch.save(many, Watched())
     assert most <= 4000
-    assert sum(RESIDENT_BYTES(t.untyped_storage()) for t in many) == 0
+    assert sum(resident_bytes(mode, t) for t in many) == 0
     file.seek(0)
     assert [t[7].item() for t in torch.load(file)] == [float(i) for i in range(8)]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from models import MODELS
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from mempool.recording.torch.ledger import storages_in
 from mempool.recording.torch.operations import learn
@@ -23,6 +23,7 @@ from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters
 from mempool.torch.eager.operator_traits import NATIVE
 from mempool.torch.eager.recorded_iteration import NextUse, RecordedIteration
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
 from solvers.swap import Step
@@ -47,8 +48,8 @@ def block(value: float) -> Any:
 
 
 def offloaded(tensors: list[Any]) -> list[int]:
-    here = torch._C.StorageBase.nbytes  # a storage itself says what it has when it is here
-    return [i for i, tensor in enumerate(tensors) if here(tensor.untyped_storage()) == 0]
+    mode = _get_current_dispatch_mode()
+    return [i for i, tensor in enumerate(tensors) if mode.storages.of(tensor).state == OFFLOADED]
 
 
 class Sized(NamedTuple):

@@ -61,6 +61,7 @@ Array<T> as_array(std::vector<T> values) {
 
 void bind_device(nanobind::module_& m);
 void bind_pattern(nanobind::module_& m);
+void bind_offload(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_client(nanobind::module_& m);
 void bind_recording(nanobind::module_& m);

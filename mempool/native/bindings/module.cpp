@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
         "Record the calls of pools and driver in a file; an empty path ends the recording.");
   bind_device(m);
   bind_pattern(m);
+  bind_offload(m);
   bind_pool(m);
   bind_client(m);
   bind_recording(m);

@@ -56,6 +56,7 @@ class OffloadSession:
         self._process = os.getpid()
         self._ended = False
         self.mode.__enter__()
+        self.mode.storages.pin_aliases()
 
     def begin(self) -> None:
         """Begin an iteration, as marked by the program; earlier operations belong to no iteration."""

@@ -124,7 +124,8 @@ class ArenaAdmission:
         for record in list(self._storages.records.values()):
             if record.state == OFFLOADED or (storage := record()) is None:
                 continue
-            place = self._client.planned_offset_of(address_of(storage))
+            memory = storage if record.landing is None else record.landing
+            place = self._client.planned_offset_of(address_of(memory))
             if place is None:
                 stays.append(record)
             else:

@@ -1,7 +1,7 @@
 """Lets operations skip the dispatch mode while nothing has to move.
 
 For a small operation, handling by the mode in Python takes many times the operation's own time, without any
-benefit while a program stays clearly below the limit. So then a library (``bypass.cpp``) checks each
+benefit while a program stays clearly below the limit. So then the interposer (``interposer.cpp``) checks each
 operation first: an operation that the mode has seen with tensors of the same shapes, on the stream that all
 operations use, and with ample room, runs without the mode. The library keeps the order of the storages in
 use, so that all are known at once when room becomes scarce. Meanwhile, the pool plans as without a limit.
@@ -9,20 +9,15 @@ use, so that all are known at once when room becomes scarce. Meanwhile, the pool
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mempool import _core
-from mempool.errors import UsageError
-from mempool.logs import log
-from mempool.torch.compiled_library import Source
+from mempool.torch.eager import interposer
 from mempool.torch.eager.storages import OFFLOADED
-from mempool.torch.eager.transfers import hidden_from_program
+from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
     from mempool.torch.eager.pool_headroom import PoolHeadroom
     from mempool.torch.eager.storages import StorageRegistry
     from mempool.torch.eager.transfers import OffloadCounters, TransferManager
-
-SOURCE = Source(Path(__file__).with_name("bypass.cpp"), ("c10", "torch_cpu"), "mempool_bypass_open")
 
 
 class Bypass:
@@ -63,7 +56,7 @@ class Bypass:
             counts,
         )
         self._admission = admission
-        self._library: ctypes.CDLL | None = None
+        self._library = interposer.library()
         self.is_available = True
         self.calm_iterations, self._required = 0, OPTIONS.bypass_iterations
         self._passed_before = 0  # operations that had passed at the opening
@@ -91,12 +84,7 @@ class Bypass:
         """Reload all storages and let operations skip the mode; no effect if that is impossible."""
         if self.is_open or not self.is_available or threading.get_ident() != self._transfers.thread:
             return
-        try:
-            library = self._library = _library()
-        except UsageError as error:  # no compiler
-            log.info("each operation is seen within the limit: %s", str(error))
-            self.is_available = False
-            return
+        library = self._library
         self._reload_all()
         cuda = self._storages.device == "cuda"
         room, client = _core.torch_room_function(), self._client.handle
@@ -126,19 +114,19 @@ class Bypass:
         Returns:
             uint8[n] of each living storage that was used meanwhile, the last used last.
         """
-        if not self.is_open or self._library is None:
+        if not self.is_open:
             return []
         self.abandon()
         self._client.set_arena_allowed(False)
         self._counts.bypassed += self._library.mempool_bypass_count() - self._passed_before
         self.calm_iterations, self._required = 0, min(2 * self._required, OPTIONS.bypass_max_iterations)
         with hidden_from_program():
-            taken: list[torch.Tensor] = torch.ops.mempool_bypass.taken()
+            taken: list[torch.Tensor] = torch.ops.mempool_interposer.taken()
         return taken
 
     def abandon(self) -> None:
         """Let the mode see operations again without taking a lock, as needed in a forked child."""
-        if self.is_open and self._library is not None:
+        if self.is_open:
             self._library.mempool_bypass_close()
             self._transfers.holds_all = self.is_open = False
 
@@ -146,20 +134,17 @@ class Bypass:
         """Close the bypass for good."""
         self.is_available = False
         self.close()
-        if self._library is not None:
-            self._library.mempool_bypass_leave()
 
     # --- operations seen while the bypass is open
 
     def lacks(self, more: int) -> bool:
         """Return whether there is too little room for `more` bytes."""
-        if self._library is not None:
-            self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
+        self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
         return self._headroom.left() - more < self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
 
     def learn(self, traits: OperatorTraits, footprint: int) -> None:
         """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""
-        if self._library is not None and (schema := getattr(traits.function, "_schema", None)) is not None:
+        if (schema := getattr(traits.function, "_schema", None)) is not None:
             name, overload = schema.name.encode(), schema.overload_name.encode()
             blank = traits.effects is not None and traits.effects.blank
             views, bytes_ = (traits.views, footprint) if traits.may_pass else (False, -1)
@@ -168,32 +153,6 @@ class Bypass:
     @property
     def passed(self) -> int:
         """Return the number of operations that skipped the mode since the opening."""
-        if not self.is_open or self._library is None:
+        if not self.is_open:
             return 0
         return int(self._library.mempool_bypass_count()) - self._passed_before
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    library = SOURCE.load()
-    try:
-        torch.ops.load_library(library._name)
-    except (OSError, RuntimeError) as error:
-        raise UsageError(f"PyTorch does not take the bypass: {error}") from None
-    library.mempool_bypass_reserve.argtypes = [ctypes.c_int64]
-    library.mempool_bypass_open.argtypes = [
-        ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
-    ]  # fmt: skip
-    library.mempool_bypass_learn.argtypes = [
-        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64
-    ]  # fmt: skip
-    library.mempool_bypass_count.restype = ctypes.c_uint64
-    _tell_higher_order(torch._C.DispatchKey(library.mempool_bypass_key()))
-    return library
-
-
-def _tell_higher_order(key: Any) -> None:
-    """Make Python's dispatch of higher-order operations fall through the bypass's key."""
-    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    for one in torch._ops._higher_order_ops.values():
-        one.fallthrough(key)

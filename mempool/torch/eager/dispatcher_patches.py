@@ -1,8 +1,8 @@
-"""Patches of PyTorch functions that read or write storages past the dispatcher, even offloaded ones.
+"""Patches of PyTorch functions that write storages past the dispatcher, or hand out addresses.
 
-While swapping is installed, these functions are replaced in their classes: the storages that they use are on
-the device as long as they run. A function that hands out an address, for an unknown time, keeps the storage
-on the device for good.
+While offloading is installed, these functions are replaced in their classes. A storage that is written is on
+the device as long as the function runs. A function that hands out an address, for an unknown time, keeps the
+storage on the device for good. Functions that only read find the bytes anyway (`interposer.park`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _DisableTorchDispatch
 
 from mempool.recording.torch.ledger import storages_in
-from mempool.torch.eager.storages import OFFLOADED
+from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,24 +25,14 @@ if TYPE_CHECKING:
     from mempool.torch.eager.storages import StorageRecord, StorageRegistry
     from mempool.torch.eager.transfers import TransferManager
 
-#: Tensor methods that read the tensor while they run, and methods that also write.
-_TENSOR_READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "__complex__")
+#: Tensor methods that write the tensor while they run.
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
-#: Storage methods that read the storage while they run, and methods that also write.
-_STORAGE_READS = ("_write_file", "_get_filename")
+#: Storage methods that write the storage while they run.
 _STORAGE_WRITES = ("copy_", "fill_", "resize_", "__setitem__", "_byteswap", "_set_from_file")
 #: Storage methods that replace or share the storage's memory.
 _STORAGE_KEEPS = (
     "_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_", "_swap_data_ptr_", "_resize_with_addr_",
 )  # fmt: skip
-#: Functions whose C++ code reads numbers, such as the lengths of packed sequences, between operations: their
-#: integer tensor arguments stay on the device as long as they run.
-_READ_LENGTHS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence")
-_READ_OFFSETS = ("tensor_split",)
-#: TorchScript methods that write files, unseen by Python.
-_SCRIPT_SAVES = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
-#: A TorchScript operation that the dispatcher does not know.
-_SCRIPT_READS = "prim::tolist"
 #: Modules that ask for addresses only to compare them or to copy from them at once.
 _PASSING = ("torch.nn.", "safetensors.", "transformers.", "accelerate.")
 _NEW = object()
@@ -73,9 +62,6 @@ class DispatcherPatches:
             deque()
         )  # (iteration in which lent, storage)
         self._iteration = 0
-        self._reading_scripts: dict[
-            tuple[str, str], bool
-        ] = {}  # whether a script function reads past the dispatcher
 
     # --- lending
 
@@ -142,32 +128,18 @@ class DispatcherPatches:
     def install(self) -> None:
         """Replace the functions."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
-        writes = functools.partial(self._lending, writes=True)
-        self._replace(tensor, _TENSOR_READS, self._lending)
-        self._replace(tensor, _TENSOR_WRITES, writes)
-        self._replace(storage, _STORAGE_READS, self._lending)
-        self._replace(storage, _STORAGE_WRITES, writes)
+        self._replace(tensor, _TENSOR_WRITES, self._writing)
+        self._replace(storage, _STORAGE_WRITES, self._writing)
         self._replace(storage, _STORAGE_KEEPS, self._holding)
         self._replace(tensor, ("data_ptr", "const_data_ptr"), self._requesting_address)
         self._replace(storage, ("data_ptr",), self._requesting_address)
         self._replace(tensor, ("numpy", "__dlpack__"), self._holding)
         self._replace(torch._C, ("_to_dlpack",), self._holding)
         self._replace(torch.utils.dlpack, ("to_dlpack",), self._holding)
-        self._replace(storage, ("nbytes", "__len__"), self._offloaded_size)
         self._replace(storage, ("__getitem__",), self._reading_entry)
-        self._replace(torch._C.PyTorchFileWriter, ("write_record",), self._lending)
-        self._replace(torch._tensor_str, ("_str",), self._lending)
-        self._replace(torch, ("tensor", "as_tensor", "asarray", "set_rng_state"), self._lending)
-        self._replace(torch.random, ("set_rng_state",), self._lending)
-        self._replace(tensor, ("new_tensor",), self._lending)
-        self._replace(torch._VF, _READ_LENGTHS, self._lending_integers)
-        self._replace(torch, (*_READ_LENGTHS, *_READ_OFFSETS), self._lending_integers)
-        self._replace(tensor, _READ_OFFSETS, self._lending_integers)
-        self._replace(torch._C.ScriptModule, _SCRIPT_SAVES, self._run_undisturbed)
-        self._replace(torch._C.ScriptFunction, _SCRIPT_SAVES, self._run_undisturbed)
-        self._replace(torch._C.ScriptFunction, ("__call__",), self._script)
-        self._replace(torch._C.ScriptMethod, ("__call__",), self._script)
-        self._replace(torch._C, ("_pickle_save",), self._run_undisturbed)
+        self._replace(torch.TypedStorage, ("_getitem",), self._reading_entry)
+        self._replace(storage, ("_write_file",), self._reading)  # these two let other threads run
+        self._replace(torch._C.PyTorchFileWriter, ("write_record",), self._reading)
         if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions; else __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
@@ -192,7 +164,7 @@ class DispatcherPatches:
             else:
                 setattr(owner, name, before)
 
-    def _lending(self, function: Any, *, writes: bool = False) -> Any:
+    def _reading(self, function: Any, *, writes: bool = False) -> Any:
         @functools.wraps(function)
         def lends(*args: Any, **kwargs: Any) -> Any:
             with self.lent((*args, *kwargs.values()), writes=writes):
@@ -200,45 +172,8 @@ class DispatcherPatches:
 
         return lends
 
-    def _lending_integers(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def lends(*args: Any, **kwargs: Any) -> Any:
-            given = [value for value in (*args, *kwargs.values()) if _is_of_integers(value)]
-            with self.lent(given):
-                return function(*args, **kwargs)
-
-        return lends
-
-    def _run_undisturbed(self, function: Any) -> Any:
-        """Wrap a function to run with all storages reloaded and nothing moving meanwhile."""
-
-        @functools.wraps(function)
-        def alone(*args: Any, **kwargs: Any) -> Any:
-            self._transfers.reload_all()
-            with _DisableTorchDispatch():
-                return function(*args, **kwargs)
-
-        return alone
-
-    def _script(self, call: Any) -> Any:
-        """Wrap a call of TorchScript: the dispatcher sees the operations, but not direct reads of memory."""
-        alone = self._run_undisturbed(call)
-
-        @functools.wraps(call)
-        def called(script: Any, *args: Any, **kwargs: Any) -> Any:
-            return (alone if self._reads_memory(script) else call)(script, *args, **kwargs)
-
-        return called
-
-    def _reads_memory(self, script: Any) -> bool:
-        if isinstance(script, torch._C.ScriptMethod):
-            key = script.owner._type().qualified_name(), script.name
-        else:
-            key = script.qualified_name, ""
-        if key not in self._reading_scripts:
-            inside = script.inlined_graph.findAllNodes(_SCRIPT_READS, recurse=True)
-            self._reading_scripts[key] = len(inside) > 0
-        return self._reading_scripts[key]
+    def _writing(self, function: Any) -> Any:
+        return self._reading(function, writes=True)
 
     def _holding(self, function: Any) -> Any:
         @functools.wraps(function)
@@ -252,32 +187,23 @@ class DispatcherPatches:
         @functools.wraps(function)
         def address(value: Any) -> Any:
             asked_by = _asked_by()
-            if asked_by == "torch.serialization" and (known := self._find_records((value,))):
-                return known[0].number + 1  # only compared, to detect shared storages
             if asked_by.startswith(_PASSING):
                 self._hold_for_iteration(value)
-            else:
+            elif asked_by != "torch.serialization":  # which only compares, to detect shared storages
                 self.hold_resident(value)
             return function(value)
 
         return address
-
-    def _offloaded_size(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def size(storage: Any) -> int:
-            record = self._storages.find(storage)
-            return record.size if record is not None and record.state == OFFLOADED else function(storage)
-
-        return size
 
     def _reading_entry(self, function: Any) -> Any:
         @functools.wraps(function)
         def entry(storage: Any, key: Any) -> Any:
             if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
                 self.hold_resident(storage)
-                return function(storage, key)
-            with self.lent((storage,)):
-                return function(storage, key)
+            elif storage.device.type == "cpu":  # the bytes are at the address, wherever they lie
+                with hidden_from_program():
+                    return function(storage, key)
+            return function(storage, key)
 
         return entry
 
@@ -290,10 +216,6 @@ def _values(values: Iterable[Any]) -> Iterator[Any]:
                 yield from _values(value)
         else:
             yield value
-
-
-def _is_of_integers(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
@@ -12,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mempool.logs import log
 from mempool.recording.torch.ledger import storages_in
+from mempool.torch.eager import interposer
 from mempool.torch.eager.arena_admission import ArenaAdmission
 from mempool.torch.eager.bypass import Bypass
 from mempool.torch.eager.dispatcher_patches import DispatcherPatches
 from mempool.torch.eager.eviction_policy import EvictionPolicy
+from mempool.torch.eager.forks import forking
 from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCounters
@@ -31,7 +34,6 @@ from mempool.torch.eager.storages import (
     bytes_of,
     storage_of,
 )
-from mempool.torch.eager.threads import ThreadPatches, run_lending
 from mempool.torch.eager.transfers import OffloadCounters, TransferManager, report_values
 from mempool.torch.offload.options import OPTIONS
 from mempool.torch.optimizer_steps import Listener
@@ -157,7 +159,7 @@ class OffloadMode(TorchDispatchMode):
         self._is_partial = False  # the beginning of this iteration was not seen
         self.relative_limit: RelativeLimit | None = None
         self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
-        self._threads = ThreadPatches(self)
+        self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
             GraphCaptures(self.begin_capture, self.end_capture, engine.note_stream)
             if engine.streams
@@ -167,11 +169,15 @@ class OffloadMode(TorchDispatchMode):
     # --- iterations
 
     def __enter__(self) -> Self:
+        # PyTorch does so at the first operation, where Ctrl-C would break the import.
+        importlib.import_module("torch._dynamo")
+
+        interposer.install(self)
         self._ended = False
         self._listener = Listener(before=self._before_optimizer_step, after=self._after_optimizer_step)
         self.transfers.thread = threading.get_ident()
         self.patches.install()
-        self._threads.install()
+        forking.add(self)
         if self._captures is not None:
             self._captures.install()
         super().__enter__()
@@ -194,8 +200,9 @@ class OffloadMode(TorchDispatchMode):
             self.headroom.end()  # what comes back now is not within the limit
         self.transfers.reload_all()
         self.iterations.close()
-        self._threads.remove()
+        forking.discard(self)
         self.patches.remove()
+        interposer.remove(self)
         if self._captures is not None:
             self._captures.remove()
 
@@ -324,11 +331,43 @@ class OffloadMode(TorchDispatchMode):
         limit_bytes = None if self.limit_bytes == UNDECIDED else self.limit_bytes
         return {"limit_bytes": limit_bytes, **values, **beyond}
 
+    # --- operations that this mode does not see
+
+    def lend(
+        self,
+        tensor: torch.Tensor,
+        operation: str,
+        writes: bool,  # noqa: FBT001
+        given: list[tuple[Any, StorageRecord, bool, bool]],
+    ) -> None:
+        """Reload and pin the storage of an argument, and add an entry to `given` for `interposer`."""
+        self.counts.beside += 1
+        if (record := self.storages.of(tensor)) is None:
+            return
+        given.append((self, record, False, writes))
+        given[-1] = self, record, self.transfers.lend(record), writes
+        other = threading.get_ident() != self.transfers.thread
+        if (other and self.storages.device != "cpu") or self._keeps_arguments(operation):
+            self.transfers.hold_resident(record)  # another thread may use another stream
+
+    def _keeps_arguments(self, operation: str) -> bool:
+        """Return whether arguments are used after the operation, such as ``aten::add.Tensor``."""
+        if (keeps := self._keeps.get(operation)) is None:
+            space, _, name = operation.partition("::")
+            name, _, overload = name.partition(".")
+            function = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+            effects = self.traits.of(function).effects
+            keeps = self._keeps[operation] = effects is not None and effects.keeps
+        return keeps
+
     # --- operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or _NO_KWARGS
         if self._ended:  # another thread ended the offloading
+            return func(*args, **kwargs)
+        if threading.get_ident() != self.transfers.thread and torch._C._current_graph_task_id() == -1:
+            interposer.step_out()  # a thread of PyTorch that took over the program's modes
             return func(*args, **kwargs)
         if types and (is_wrapper := self.traits.skips(types)) is not None:
             if is_wrapper:
@@ -519,13 +558,13 @@ class OffloadMode(TorchDispatchMode):
     def _call_with_effects(self, func: Any, effects: UndeclaredEffects, *args: Any, **kwargs: Any) -> Any:
         """Run an operation that may use tensors beyond the arguments.
 
-        While this mode handles an operation, none of our modes sees nested operations. So for an operation
-        that takes functions, all storages are reloaded first; a kernel in Python runs under `LendingMode`.
+        While this mode handles an operation, this mode sees no nested operation. So for an operation that
+        takes functions, all storages are reloaded first; operations of a kernel in Python are lent theirs.
         """
         if effects.functions:
             self.transfers.reload_all()
         elif effects.keys is not None:
-            return run_lending(self, func.redispatch, effects.keys, *args, **kwargs)
+            interposer.step_out()
         return func(*args, **kwargs)
 
     def _apply_effects(

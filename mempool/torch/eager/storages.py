@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import operator
 import weakref
 from collections import deque
@@ -9,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mempool.torch.eager.operator_traits import PLAIN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from mempool.torch.offload.engine import HostCopy, Transfer
 
-#: Location of a storage's bytes. OFFLOADING: on the device, with an offload under way. RELOADING: device
-#: memory is allocated again, with a reload under way. ENDED: the storage has ended.
+#: Location of a storage's bytes. OFFLOADING: on the device, with an offload under way. OFFLOADED: on the host
+#: only, in the copy. RELOADING: still in the copy, with a reload into new device memory under way. ENDED: the
+#: storage has ended.
 RESIDENT, OFFLOADING, OFFLOADED, RELOADING, ENDED = range(5)
 storage_of = torch._C.TensorBase.untyped_storage
 #: The storages' own functions, unaffected by the patches of `dispatcher_patches`.
 bytes_of = torch._C.StorageBase.nbytes
 is_resizable = torch._C.StorageBase.resizable
-resize = torch._C.StorageBase.resize_
 _GENERATOR_BYTES = torch.default_generator.get_state().nbytes
 
 
@@ -53,10 +57,11 @@ class StorageRecord(weakref.ref[Any]):
         copy: copy on the host, possibly stale; None without a copy.
         has_valid_copy: whether nothing wrote to the storage since the copy was started.
         transfer: the transfer under way while OFFLOADING or RELOADING.
+        landing: a storage of new device memory that a reload under way fills; else None.
     """
 
     __slots__ = (
-        "born", "copy", "has_valid_copy", "is_foreign", "key", "last", "movable", "number", "pins",
+        "born", "copy", "has_valid_copy", "is_foreign", "key", "landing", "last", "movable", "number", "pins",
         "rounded_bytes", "row", "size", "state", "stream", "transfer",
     )  # fmt: skip
 
@@ -64,6 +69,7 @@ class StorageRecord(weakref.ref[Any]):
     has_valid_copy: bool
     copy: HostCopy | None
     key: int
+    landing: Any
     last: int
     movable: bool
     number: int
@@ -124,20 +130,47 @@ class StorageRegistry:
         record.rounded_bytes = self._rounded(size)
         record.state, record.movable = RESIDENT, is_resizable(storage) and not _is_generators(tensor, size)
         record.born, record.row, record.last, record.pins = born, -1, now, 0
-        record.copy = record.transfer = None
+        record.copy = record.transfer = record.landing = None
         record.stream = self._current_stream()
         record.has_valid_copy = False
-        known = self.records.setdefault(record.key, record)
-        if known is not record:
-            if known() is storage:  # registered by another thread
-                return known
-            self.records[record.key] = record
-        self._numbers += 1
-        self.resident_bytes += record.rounded_bytes
         # Storages made by operations are the pool's; other storages may be older than the pool, or foreign.
         record.is_foreign = born is None and self._owns is not None and not self._owns(address_of(storage))
-        self.foreign_bytes += record.rounded_bytes if record.is_foreign else 0
+        outside = record.rounded_bytes if record.is_foreign else 0
+        known = self.records.get(record.key)
+        if known is not None and known() is storage:  # registered by another thread
+            return known
+        # No call from here on: neither Ctrl-C nor another thread comes between.
+        self.records[record.key] = record
+        self._numbers += 1
+        self.resident_bytes += record.rounded_bytes
+        self.foreign_bytes += outside
         return record
+
+    def set_resident(self, record: StorageRecord, state: int) -> None:
+        """Set the state of a storage, and count its device memory accordingly."""
+        more = (record.state == OFFLOADED) - (state == OFFLOADED)
+        # one line: Ctrl-C comes between lines
+        record.state, self.resident_bytes = state, self.resident_bytes + more * record.rounded_bytes
+
+    def pin_aliases(self) -> None:
+        """Keep storages for good that share memory with another one, as those of `torch.from_dlpack`.
+
+        Only tensors that Python knows are considered; later aliases are seen when they are made.
+        """
+        storages: dict[int, tuple[int, torch.Tensor, Any]] = {}
+        for tensor in gc.get_objects():
+            if type(tensor) in PLAIN and self._is_on_device(tensor):
+                with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
+                    storage = storage_of(tensor)
+                    storages[id(storage)] = address_of(storage), tensor, storage
+        end, last = 0, None
+        for address, tensor, storage in sorted(storages.values(), key=operator.itemgetter(0)):
+            if address and address < end:
+                for one in (last, (tensor, storage)):
+                    if one is not None and (record := self.register(*one, None, 0)) is not None:
+                        record.movable = False
+            if address and address + bytes_of(storage) > end:
+                end, last = address + bytes_of(storage), (tensor, storage)
 
     def resize_record(self, record: StorageRecord, size: int) -> None:
         """Update the size of a storage on the device after the program resized the storage."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._C import _DisableFuncTorch, _DisableTorchDispatch
-
+from mempool.torch.eager import interposer
 from mempool.torch.eager.storages import (
     OFFLOADED,
     OFFLOADING,
@@ -20,33 +17,15 @@ from mempool.torch.eager.storages import (
     address_of,
     bytes_of,
     is_resizable,
-    resize,
 )
 from mempool.torch.offload.engine import HostFullError
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from mempool.torch.eager.patterns import OffloadSchedule
     from mempool.torch.offload.engine import Engine, Transfer
-
-
-@contextlib.contextmanager
-def hidden_from_program() -> Iterator[None]:
-    """Run operations of ours that no mode, transform or mark of the program may see or change.
-
-    All these guards end with their objects, even if Ctrl-C comes at the exit. `torch.no_grad` would not, and
-    bytes need no gradient guard.
-    """
-    transforms = _DisableFuncTorch()
-    with (
-        torch._C.DisableTorchFunction(),
-        _DisableTorchDispatch(),
-        torch.inference_mode(mode=False),
-    ):
-        yield
-    del transforms
 
 
 class TransferManager:
@@ -54,7 +33,9 @@ class TransferManager:
 
     Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
     lines matters: once the copy is good, an interrupted record errs towards OFFLOADED; before that, towards
-    RESIDENT.
+    RESIDENT. On a CPU, nothing here is an operation of PyTorch, so no guard has to end in order.
+
+    An OFFLOADED or RELOADING storage lies in its host copy, where code that nobody sees finds the bytes.
 
     Attributes:
         lock: held while something moves.
@@ -79,21 +60,17 @@ class TransferManager:
         self.holds_all = False
         self.captures = 0
 
-    def _data(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
             if record.state != RESIDENT or record.has_valid_copy or not self._may_offload(record):
                 return
-            with hidden_from_program():
-                self._free_copy(record)
-                try:
-                    record.copy, record.transfer = self._engine.offload(self._data(record()), at)
-                except HostFullError:
-                    self._counts.host_full += 1
-                    return
+            self._free_copy(record)
+            try:
+                record.copy, record.transfer = self._engine.offload(self._engine.bytes_of(record()), at)
+            except HostFullError:
+                self._counts.host_full += 1
+                return
             self._in_flight[record.number] = record
             record.state, record.has_valid_copy = OFFLOADING, True
             self._counts.out_bytes += record.size
@@ -132,11 +109,12 @@ class TransferManager:
             self.wait(record)
             if record.state != RESIDENT or not self._may_offload(record) or not record.has_valid_copy:
                 return
-            record.state = OFFLOADED
-            self._storages.resident_bytes -= record.rounded_bytes
-            self._storages.mark_owned(record)
             self._engine.fence()
-            resize(record(), 0)
+            self._storages.set_resident(record, OFFLOADED)
+            if not interposer.park(record(), self._engine.address(record.copy)):
+                self._storages.set_resident(record, RESIDENT)  # an unknown thread may be using the memory
+                return
+            self._storages.mark_owned(record)
 
     def reload(self, record: StorageRecord) -> None:
         """Allocate device memory for a storage and start the reload."""
@@ -145,12 +123,12 @@ class TransferManager:
                 return
             self._engine.check_reload()  # before memory is taken, during a capture from the graph
             # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
-            with hidden_from_program(), self._engine.on(record.stream):
-                resize(storage, record.size)
-                record.transfer = self._engine.reload(record.copy, self._data(storage))
+            with self._engine.on(record.stream):
+                record.landing = interposer.landing_for(storage, record.size)
+                bytes_ = self._engine.bytes_of(record.landing)
+                record.transfer = self._engine.reload(record.copy, bytes_)
             self._in_flight[record.number] = record
-            record.state = RELOADING
-            self._storages.resident_bytes += record.rounded_bytes
+            self._storages.set_resident(record, RELOADING)
             self._counts.in_bytes += record.size
 
     def wait(self, record: StorageRecord) -> None:
@@ -162,22 +140,18 @@ class TransferManager:
                 self._counts.add_wait(self._engine.wait(transfer))
             except Exception:  # the copy failed
                 leaving = record.state != RELOADING
-                record.state, record.transfer, record.has_valid_copy = (
-                    RESIDENT if leaving else OFFLOADED,
-                    None,
-                    not leaving,
-                )
+                self._storages.set_resident(record, RESIDENT if leaving else OFFLOADED)
+                record.transfer, record.landing, record.has_valid_copy = None, None, not leaving
                 self._in_flight.pop(record.number, None)
                 if not leaving:
-                    self._storages.resident_bytes -= record.rounded_bytes
-                    if (storage := record()) is not None:
-                        resize(storage, 0)
                     raise
+            if record.state == RELOADING and (storage := record()) is not None:
+                interposer.land(storage, record.landing)
             if record.state == RELOADING and record.row >= 0:
                 self.finished_reloads.append((record.row, transfer))
             if record.state in (OFFLOADING, RELOADING):
                 record.state = RESIDENT
-            record.transfer = None
+            record.transfer = record.landing = None
             self._in_flight.pop(record.number, None)
 
     def reload_now(self, record: StorageRecord) -> None:

@@ -27,6 +27,7 @@ from torch._C import _DisableTorchDispatch
 
 from mempool.errors import UsageError
 from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.link import SIZES, measure
 from mempool.torch.offload.options import OPTIONS
 from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
@@ -191,6 +192,15 @@ class CudaEngine:
             raise UsageError("what a CUDA graph uses is on the host: capture it before, or without a limit")
 
     # --- copies
+
+    def bytes_of(self, storage: Any) -> torch.Tensor:
+        """See `Engine`; uint8[n]."""
+        with hidden_from_program():
+            return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def address(self, copy: Any) -> int:
+        """See `Engine`; kernels may read the memory at this address."""
+        return self._arena.address + int(copy.at)
 
     def offload(self, data: torch.Tensor, at: int = -1) -> tuple[ArenaCopy, CudaTransfer]:
         """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
@@ -423,7 +433,7 @@ class CudaRuntime:
 
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueue a copy on a stream; the host's side is page-locked."""
-        with torch.cuda.stream(stream):
+        with hidden_from_program(), torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
     def data(self, size: int) -> torch.Tensor:

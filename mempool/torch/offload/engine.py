@@ -62,6 +62,12 @@ class Engine(Protocol):
 
     streams: bool
 
+    def bytes_of(self, storage: Any) -> Any:
+        """Return all bytes of a storage, as `offload` and `reload` take them, unseen by the program."""
+
+    def address(self, copy: Any) -> int:
+        """Return the address of a copy on the host."""
+
     @property
     def sync_copier(self) -> SyncCopier | None:
         """Return the interface for synchronous copies, or None."""

@@ -16,8 +16,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mempool._core import FreeList, Signal, TakenRange
 from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.host_memory import FreeList, PrivateMemory
+from mempool.torch.offload.host_memory import PrivateMemory
 from mempool.torch.offload.link import measure
 from mempool.torch.offload.options import OPTIONS
 
@@ -40,15 +41,13 @@ class ArenaCopy:
     Attributes:
         size: bytes.
         at: offset in the arena.
-        users: number of transfers not yet found to have ended.
-        dropped: whether the copy is no longer wanted.
+        memory: the memory, which transfers under way keep too; None once dropped.
         filled_by: the transfer that fills the copy; None: filled at once.
     """
 
     size: int
     at: int
-    users: int = 0
-    dropped: bool = False
+    memory: TakenRange | None = None
     filled_by: HostTransfer | None = None
 
 
@@ -59,6 +58,7 @@ class HostTransfer:
     Attributes:
         size: bytes.
         copied: the host's side.
+        memory: the memory of the host's side, kept until the copy has ended.
         target: address to write.
         source: address to read.
         data: the device's side, kept until the copy has ended.
@@ -76,13 +76,32 @@ class HostTransfer:
     predecessor: HostTransfer | None = None
     done: bool = False
     waited: float = 0.0
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Signal = field(default_factory=Signal)
+    memory: TakenRange | None = None
+
+    def __post_init__(self) -> None:
+        """Keep the host's memory."""
+        self.memory = self.copied.memory
 
     def run(self) -> None:
         """Copy the bytes; the interpreter's lock is released meanwhile."""
         ctypes.memmove(self.target, self.source, self.size)
+        self.memory = None
         self.done = True
         self.ended.set()
+
+
+class StorageBytes:
+    """All bytes of a storage on the CPU, with the part of a tensor's interface that the engine uses."""
+
+    __slots__ = ("storage",)
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage
+
+    def numel(self) -> int:
+        """Return the number of bytes."""
+        return int(self.storage.nbytes())
 
 
 class HostEngine:
@@ -120,21 +139,28 @@ class HostEngine:
             thread.start()
         self._end = weakref.finalize(self, _end, self._queues, threads)
 
-    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[ArenaCopy, HostTransfer]:
+    def bytes_of(self, storage: Any) -> StorageBytes:
+        """See `Engine`."""
+        return StorageBytes(storage)
+
+    def address(self, copy: Any) -> int:
+        """See `Engine`."""
+        return int(self._memory.address + copy.at)
+
+    def offload(self, data: torch.Tensor | StorageBytes, at: int = -1) -> tuple[ArenaCopy, HostTransfer]:
         """See `Engine`; the data lies on the CPU."""
         self._release_finished()
         size = data.numel()
-        place = self._allocate(size, at)
-        copied = ArenaCopy(size, place)
-        moving = HostTransfer(size, copied, self._memory.address + place, _address()(data), data)
+        copied = self._allocate(size, at)
+        moving = HostTransfer(size, copied, self.address(copied), _address(data), data)
         copied.filled_by = moving
         self._request(_OUT, moving)
         return copied, moving
 
-    def reload(self, copy: Any, data: torch.Tensor) -> HostTransfer:
+    def reload(self, copy: Any, data: torch.Tensor | StorageBytes) -> HostTransfer:
         """See `Engine`."""
         after = copy.filled_by if copy.filled_by is not None and not copy.filled_by.done else None
-        moving = HostTransfer(copy.size, copy, _address()(data), self._memory.address + copy.at, data, after)
+        moving = HostTransfer(copy.size, copy, _address(data), self._memory.address + copy.at, data, after)
         self._request(_BACK, moving)
         return moving
 
@@ -143,26 +169,23 @@ class HostEngine:
         """See `Engine`."""
         return self
 
-    def _allocate(self, size: int, at: int) -> int:
-        with self._lock:
-            if at >= 0 and self._free_list.allocate_at(at, size):
-                place: int | None = at
-            else:
-                place = self._free_list.allocate(size) if at < 0 else self._free_list.allocate_last(size)
-        if place is None:
+    def _allocate(self, size: int, at: int) -> ArenaCopy:
+        """Return a copy without bytes yet; the memory is free again when nobody keeps the copy."""
+        memory = self._free_list.take(size, at)
+        if memory is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
-        self._memory.mark_touched(place, size)
-        return place
+        self._memory.mark_touched(memory.at, size)
+        return ArenaCopy(size, memory.at, memory)
 
     def offload_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> ArenaCopy:
         """See `SyncCopier`."""
-        place = self._allocate(size, at)
-        ctypes.memmove(self._memory.address + place, _address()(tensor), size)
-        return ArenaCopy(size, place)
+        copied = self._allocate(size, at)
+        ctypes.memmove(self.address(copied), _address(tensor), size)
+        return copied
 
     def reload_now(self, copy: Any, tensor: torch.Tensor) -> None:
         """See `SyncCopier`."""
-        ctypes.memmove(_address()(tensor), self._memory.address + copy.at, copy.size)
+        ctypes.memmove(_address(tensor), self._memory.address + copy.at, copy.size)
 
     def wait(self, transfer: Any) -> float:
         """See `Engine`."""
@@ -178,15 +201,12 @@ class HostEngine:
             waited = time.perf_counter() - began
             transfer.waited += waited
             self._waited += waited
-        self._finish(transfer)
+        transfer.data = None
         return waited
 
     def drop(self, copy: Any) -> None:
         """See `Engine`."""
-        with self._lock:
-            if not copy.dropped:
-                copy.dropped = True
-                self._free_if_dropped(copy)
+        copy.memory = None
 
     def fence(self) -> None:
         """See `Engine`; without effect, since all work of a CPU so far is done."""
@@ -253,10 +273,8 @@ class HostEngine:
         self._end()
 
     def _request(self, way: int, moving: HostTransfer) -> None:
-        with self._lock:
-            moving.copied.users += 1
-            self._in_flight[way].append(moving)
         self._run_or_queue(way, moving)
+        self._in_flight[way].append(moving)
 
     def _run_or_queue(self, way: int, moving: HostTransfer) -> None:
         if os.getpid() == self._process and self._end.alive:
@@ -270,18 +288,7 @@ class HostEngine:
             if flying:
                 with self._lock:
                     while flying and (flying[0].done or flying[0].data is None):
-                        self._finish(flying.popleft())
-
-    def _finish(self, moving: HostTransfer) -> None:
-        with self._lock:
-            if moving.data is not None:
-                moving.data = None
-                moving.copied.users -= 1
-                self._free_if_dropped(moving.copied)
-
-    def _free_if_dropped(self, copied: ArenaCopy) -> None:
-        if copied.dropped and copied.users == 0:
-            self._free_list.release(copied.at, copied.size)
+                        flying.popleft().data = None
 
 
 def _work(tasks: queue.SimpleQueue[HostTransfer | None]) -> None:
@@ -300,12 +307,17 @@ def _end(queues: list[queue.SimpleQueue[HostTransfer | None]], threads: list[thr
         thread.join()
 
 
+def _address(data: Any) -> int:
+    """Return the address of a tensor or of a storage's bytes, without the patches that users see."""
+    of_tensor, of_storage = _functions()
+    return of_storage(data.storage) if isinstance(data, StorageBytes) else of_tensor(data)
+
+
 @functools.cache
-def _address() -> Callable[[Any], int]:
-    """Return PyTorch's own function for a tensor's address, without the patches that users see."""
+def _functions() -> tuple[Callable[[Any], int], Callable[[Any], int]]:
     import torch
 
-    return torch._C.TensorBase.data_ptr  # type: ignore[no-any-return]
+    return torch._C.TensorBase.data_ptr, torch._C.StorageBase.data_ptr
 
 
 class _TimedCopies:
@@ -321,7 +333,9 @@ class _TimedCopies:
         a, b, c, d = (self._memory.address + self._turn + side * _TIMED_BYTES for side in range(4))
         began = time.perf_counter()
         copies = [(_OUT, a, b)] * out + [(_BACK, c, d)] * back
-        transfers = [(way, HostTransfer(size, ArenaCopy(size, 0), to, of, None)) for way, to, of in copies]
+        transfers = [  # each keeps the memory, even if Ctrl-C ends the measurement
+            (way, HostTransfer(size, ArenaCopy(size, 0), to, of, self._memory)) for way, to, of in copies
+        ]
         for way, transfer in transfers:
             self._start(way, transfer)
         for _, transfer in transfers:

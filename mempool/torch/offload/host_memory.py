@@ -1,104 +1,23 @@
-"""Host memory for copies: its limit, a free list of pages, and pages that no allocator sees."""
+"""Host memory for copies: its limit, and pages that no allocator sees."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
-from bisect import bisect_left, bisect_right, insort
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mempool.errors import UsageError
 from mempool.torch.offload.options import OPTIONS
 
+if TYPE_CHECKING:
+    from mempool._core import FreeList
+
 #: Page size, bytes: copies begin at a page and take whole pages.
 PAGE = 4096
-
-
-class FreeList:
-    """Free list of an arena of ``size`` bytes, a multiple of a page, sorted by place and by length.
-
-    Attributes:
-        size: bytes of the arena.
-        used: bytes taken, in whole pages.
-        peak_used: high-water mark of `used` since the last call of `take_peak`.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size, self.used, self.peak_used = size, 0, 0
-        self._starts = [0] if size else []
-        self._lengths = {0: size} if size else {}
-        self._by_length = [(size, 0)] if size else []
-
-    def allocate(self, size: int) -> int | None:
-        """Take `size` bytes, 1 or more, and return their offset; None if no free range is large enough."""
-        needed = pages(size)
-        place = bisect_left(self._by_length, (needed, -1))
-        if place == len(self._by_length):
-            return None
-        at = self._by_length[place][1]
-        length = self._remove_range(at)
-        self._add_range(at + needed, length - needed)
-        self.used += needed
-        self.peak_used = max(self.peak_used, self.used)
-        return at
-
-    def allocate_last(self, size: int) -> int | None:
-        """Take the end of the last large enough free range, away from other places: see `allocate`."""
-        needed = pages(size)
-        for at in reversed(self._starts):
-            if (length := self._lengths[at]) >= needed:
-                begin = at + length - needed
-                self.allocate_at(begin, size)
-                return begin
-        return None
-
-    def allocate_at(self, at: int, size: int) -> bool:
-        """Take `size` bytes, 1 or more, from page `at` on; return False if some of them are taken."""
-        needed = pages(size)
-        place = bisect_right(self._starts, at) - 1
-        if place < 0 or (start := self._starts[place]) + self._lengths[start] < at + needed:
-            return False
-        length = self._remove_range(start)
-        self._add_range(start, at - start)
-        self._add_range(at + needed, start + length - at - needed)
-        self.used += needed
-        self.peak_used = max(self.peak_used, self.used)
-        return True
-
-    def release(self, at: int, size: int) -> None:
-        """Free bytes taken before, and merge them with adjacent free ranges."""
-        length = pages(size)
-        self.used -= length
-        before = bisect_left(self._starts, at) - 1
-        if before >= 0 and (start := self._starts[before]) + self._lengths[start] == at:
-            at, length = start, length + self._remove_range(start)
-        if at + length in self._lengths:
-            length += self._remove_range(at + length)
-        self._add_range(at, length)
-
-    def take_peak(self) -> int:
-        """Return the high-water mark since the last call, in bytes."""
-        most, self.peak_used = self.peak_used, self.used
-        return most
-
-    def free_ranges(self) -> list[tuple[int, int]]:
-        """Return the free ranges as (begin, end), by place."""
-        return [(start, start + self._lengths[start]) for start in self._starts]
-
-    def _add_range(self, start: int, length: int) -> None:
-        if length:
-            insort(self._starts, start)
-            self._lengths[start] = length
-            insort(self._by_length, (length, start))
-
-    def _remove_range(self, start: int) -> int:
-        length = self._lengths.pop(start)
-        del self._starts[bisect_left(self._starts, start)]
-        del self._by_length[bisect_left(self._by_length, (length, start))]
-        return length
 
 
 def pages(size: int) -> int:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from mempool._core import FreeList
 from mempool.cuda import DRIVER
-from mempool.torch.offload.host_memory import PAGE, FreeList, PrivateMemory, pages
+from mempool.torch.offload.host_memory import PAGE, PrivateMemory, pages
 from mempool.torch.offload.options import OPTIONS
 
-#: Flag CU_MEMHOSTREGISTER_PORTABLE.
-_OF_ALL_CONTEXTS = 1
+#: Flags CU_MEMHOSTREGISTER_PORTABLE and CU_MEMHOSTREGISTER_DEVICEMAP: for all contexts, and for kernels.
+_LOCKED_FLAGS = 1 | 2
 
 
 class PinnedMemory:
@@ -35,11 +36,16 @@ class PinnedMemory:
         with torch.cuda.device(self._device):
             torch.cuda.mem_get_info()  # makes the device's context current in this thread
             done = self._driver.cuMemHostRegister_v2(
-                ctypes.c_void_p(address), ctypes.c_size_t(size), _OF_ALL_CONTEXTS
+                ctypes.c_void_p(address), ctypes.c_size_t(size), _LOCKED_FLAGS
             )
         if done == 0:
             self._parts.append(address)
         return bool(done == 0)
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first byte."""
+        return self._memory.address
 
     def data(self, at: int, size: int) -> torch.Tensor:
         """Return locked bytes as uint8[size]."""
@@ -68,6 +74,11 @@ class PinnedArena:
         self._begins: list[int] = []
         self._parts: list[FreeList] = []
         self.locked = 0
+
+    @property
+    def address(self) -> int:
+        """Return the address of the first byte."""
+        return int(self._memory.address)
 
     @property
     def used(self) -> int:

@@ -1,14 +1,25 @@
-// Lets operations skip the offloading dispatch mode while nothing has to move (bypass.py). Built on the user's machine against
-// the user's torch (compiled_library.py).
+// Stands in front of PyTorch's dispatcher while tensors are offloaded (interposer.py). Built on the user's machine against the
+// user's torch (compiled_library.py).
 //
 // A fallback for DeferredInit, a key that PyTorch reserves for others and dispatches before autocast and autograd. In a thread
-// that includes the key, every operation arrives here first. An operation that the mode has seen with tensors of the same shapes,
-// and for whose memory there is ample room, runs while the mode is off the stack; its storages are recorded in the order of their
-// last use. All other operations are dispatched as usual.
+// that includes the key, every operation arrives here first, whatever the program does with dispatch modes. Three cases:
+//
+// * The offloading mode will see the operation: dispatch as usual. A composite operation that accesses memory itself, unseen by
+//   the mode, has the storages concerned lent meanwhile.
+// * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
+//   lent, which reloads and pins them.
+// * The bypass is open (bypass.py), and the mode has seen the operation with tensors of the same shapes, and there is ample room:
+//   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
+//
+// A thread that nobody announced includes the key from its second operation on: a global RecordFunction callback sees the first,
+// during which no storage gives up memory.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -16,16 +27,21 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+extern "C" void PyErr_SetInterrupt(void);  // of Python, whose headers are not on every machine
 
 namespace {
 
@@ -34,6 +50,12 @@ using c10::DispatchKeySet;
 using c10::impl::TorchDispatchModeTLS;
 
 constexpr DispatchKey kKey = DispatchKey::DeferredInit;
+// Beginnings of the names of composite operations whose kernels access the memory of their arguments themselves: of all
+// arguments, which count as written, or of integers (lengths and offsets), which they only read.
+constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_saturate_weight_to_fp16", "fbgemm_",
+                                                        "choose_qparams_optimized", "_rowwise_prune"};
+constexpr std::array<std::string_view, 6> kReadIntegers = {"lstm.",     "gru.",                 "rnn_tanh.",
+                                                           "rnn_relu.", "_pad_packed_sequence", "tensor_split."};
 constexpr std::size_t kMostKnown = std::size_t{1} << 16;
 constexpr std::size_t kLeastSwept = 4096;
 
@@ -43,8 +65,12 @@ struct Used {
   bool blank;  // not written yet: a C++ function may write next, past the dispatcher
 };
 
+enum class Lent { kNothing, kIntegers, kAll };
+
 struct Traits {
   bool composite;   // made of other operations, which arrive here themselves
+  Lent lent;        // arguments that a composite operation accesses past the dispatcher
+  bool writes;      // may write arguments
   bool inert;       // without tensors among arguments and results, such as profiler marks
   bool repeatable;  // neither writes arguments nor draws random numbers
   // Learned from the mode:
@@ -86,11 +112,21 @@ struct Bypass {
     };
     const c10::FunctionSchema& schema = op.schema();
     const auto space = schema.getNamespace().value_or("");
-    const bool known = space == "aten" || space == "prim" || space == "profiler";
+    const bool known = space == "aten" || space == "prim" || space == "prims" || space == "profiler";
+    const bool composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const std::string name = std::string(std::string_view(op.operator_name().name).substr(space.size() + 2)) + ".";
+    const auto begins = [&](const auto& names) {
+      return std::any_of(names.begin(), names.end(), [&](std::string_view one) { return name.starts_with(one); });
+    };
+    const bool accesses = composite && (!known || begins(kAccessAll));
     Operation made{
         .name = op.operator_name(),
         .hash = std::hash<c10::OperatorName>{}(op.operator_name()),
-        .traits = {.composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd),
+        .traits = {.composite = composite,
+                   .lent = accesses                             ? Lent::kAll
+                           : composite && begins(kReadIntegers) ? Lent::kIntegers
+                                                                : Lent::kNothing,
+                   .writes = !known || accesses || schema.is_mutable(),
                    .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
                             std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
                    .repeatable = !draws && !schema.is_mutable()},
@@ -204,19 +240,6 @@ class Signature {
   c10::SmallVector<const c10::Storage*, 8> storages_;
 };
 
-// Guard that takes the mode off the stack and excludes the bypass key.
-class Hidden {
- public:
-  Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
-  ~Hidden() { TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_)); }
-  Hidden(const Hidden&) = delete;
-  Hidden& operator=(const Hidden&) = delete;
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard guard_{kKey};
-  std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
-};
-
 c10::StreamId stream_now(c10::DeviceType device) {
   const c10::impl::VirtualGuardImpl guard(device);
   return guard.getStream(guard.getDevice()).id();
@@ -250,13 +273,196 @@ void add_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count,
   }
 }
 
-void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
-  Bypass& all = bypass();
-  if (!all.open.load(std::memory_order_acquire) || !seen_by_us_alone(all, below)) {
+// Deleter of parked storages: the host copy is freed by others.
+void keep(void*) {}
+
+// The installed modes, by device; null where none is.
+constexpr std::array<c10::DeviceType, 2> kDevices = {c10::DeviceType::CPU, c10::DeviceType::CUDA};
+using Devices = std::array<bool, 2>;
+std::array<std::atomic<const void*>, 2> installed;
+// Operations under way that are the first of a thread that nobody announced, and whether a storage gives up memory just now.
+std::atomic<int> first_operations{0};
+std::atomic<bool> parking{false};
+thread_local bool is_known = false;    // the thread includes the key, or has done so
+thread_local bool is_handled = false;  // the offloading mode handles an operation of this thread
+
+bool any_installed() {
+  return std::any_of(installed.begin(), installed.end(), [](const auto& mode) { return mode.load(std::memory_order_acquire); });
+}
+
+// Return whether a mode will see the operation, as far as other modes pass it on.
+bool will_see(const void* mode, DispatchKeySet below) {
+  if (!below.has(DispatchKey::Python)) return false;
+  for (std::int64_t at = 0; at < TorchDispatchModeTLS::stack_len(); ++at) {
+    const auto& one = TorchDispatchModeTLS::get_stack_at(at);
+    if (one->ptr(&one->pyinterpreter()) == mode) return true;
+  }
+  return false;
+}
+
+// Return uint8[nbytes] over a storage, without an operation.
+at::Tensor bytes_of(c10::Storage storage) {
+  const auto size = static_cast<std::int64_t>(storage.nbytes());
+  const DispatchKeySet keys(storage.device_type() == c10::DeviceType::CUDA ? DispatchKey::CUDA : DispatchKey::CPU);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({size});
+  return tensor;
+}
+
+// Collect the storages of arguments on some devices, or of integer arguments only.
+void collect(const c10::IValue& value, const Devices& devices, bool integers, c10::List<at::Tensor>& found) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !tensor.has_storage() || (integers && !c10::isIntegralType(tensor.scalar_type(), false))) return;
+    const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (!storage || storage.sym_nbytes().maybe_as_int().value_or(0) == 0) return;
+    for (std::size_t at = 0; at < kDevices.size(); ++at)
+      if (devices[at] && storage.device_type() == kDevices[at]) found.push_back(bytes_of(storage));
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) collect(one, devices, integers, found);
+  }
+}
+
+// Guard that says whether the mode handles this thread's operation.
+class Handled {
+ public:
+  explicit Handled(bool handled) : before_(std::exchange(is_handled, handled)) {}
+  ~Handled() { is_handled = before_; }
+  Handled(const Handled&) = delete;
+  Handled& operator=(const Handled&) = delete;
+
+ private:
+  bool before_;
+};
+
+// Guard that takes the mode off the stack and excludes the bypass key.
+class Hidden {
+ public:
+  Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
+  ~Hidden() { TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_)); }
+  Hidden(const Hidden&) = delete;
+  Hidden& operator=(const Hidden&) = delete;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{kKey};
+  std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
+};
+
+// Call a function of interposer.py.
+void call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
+  const Handled handled(true);
+  function.callBoxedForDispatchKey(DispatchKey::CPU, arguments);
+}
+
+c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+// Run an operation with the storages among its arguments reloaded and pinned.
+void run_lent(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, const Devices& devices, bool integers,
+              bool writes) {
+  static const c10::OperatorHandle lend = function_named("mempool_interposer::lend");
+  static const c10::OperatorHandle give_back = function_named("mempool_interposer::give_back");
+  c10::List<at::Tensor> storages;
+  for (auto at = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()); at != stack->end(); ++at)
+    collect(*at, devices, integers, storages);
+  if (storages.empty()) {
     op.redispatchBoxed(below, stack);
     return;
   }
+  call_python(lend, {storages, toString(op.operator_name()), writes});
+  try {
+    op.redispatchBoxed(below, stack);
+  } catch (...) {
+    try {
+      call_python(give_back, {});
+    } catch (...) {
+      PyErr_SetInterrupt();  // nothing but Ctrl-C is raised there
+    }
+    throw;
+  }
+  call_python(give_back, {});
+}
+
+// Return whether all tensors among the arguments are wrapped numbers, as in `x + 1`, and there is one.
+bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  bool any = false;
+  for (auto at = begin; at != stack.end(); ++at) {
+    if (at->isTensorList() || at->isOptionalTensorList()) return false;
+    if (!at->isTensor() || !at->toTensor().defined()) continue;
+    if (!at->toTensor().unsafeGetTensorImpl()->is_wrapped_number()) return false;
+    any = true;
+  }
+  return any;
+}
+
+// The first operation of a thread that nobody announced: it is not intercepted, so no storage gives up memory until it has ended.
+struct FirstOperation : at::ObserverContext {
+  FirstOperation() {
+    ++first_operations;
+    while (parking.load()) std::this_thread::yield();
+  }
+  ~FirstOperation() override { --first_operations; }
+};
+
+// Called before each operation of any thread: includes the key in a thread that lacks it.
+std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction&) {
+  if (c10::impl::tls_is_dispatch_key_included(kKey) || c10::impl::tls_is_dispatch_key_excluded(kKey) || !any_installed())
+    return nullptr;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  if (std::exchange(is_known, true)) return nullptr;
+  return std::make_unique<FirstOperation>();
+}
+
+at::CallbackHandle met() {
+  static const at::CallbackHandle handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(&meet).scopes({at::RecordScope::FUNCTION}));
+  return handle;
+}
+
+void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack);
+
+void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
+  if (is_handled || !any_installed()) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  Bypass& all = bypass();
+  if (all.open.load(std::memory_order_acquire) && seen_by_us_alone(all, below)) {
+    run_bypassed(op, below, stack);
+    return;
+  }
+  Devices unseen{}, all_devices{};
+  bool sees = false;
+  for (std::size_t at = 0; at < kDevices.size(); ++at) {
+    const void* mode = installed[at].load(std::memory_order_acquire);
+    all_devices[at] = mode != nullptr;
+    unseen[at] = mode != nullptr && !will_see(mode, below);
+    sees |= mode != nullptr && !unseen[at];
+  }
+  Traits traits{};
+  {
+    const std::lock_guard lock(all.mutex);
+    traits = all.operation(op).traits;
+  }
+  if (sees && TorchDispatchModeTLS::stack_len() == 1 && are_numbers(op, *stack)) {
+    const Hidden hidden;  // the mode would get Python numbers, which the operation does not take back
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+  } else if (sees && below.has(DispatchKey::Tracer) && TorchDispatchModeTLS::stack_len() == 1) {
+    const Hidden hidden;  // the trace would record what the mode does
+    run_lent(op, below.remove(DispatchKey::Python), stack, all_devices, false, traits.writes);
+  } else if (traits.lent != Lent::kNothing) {
+    run_lent(op, below, stack, all_devices, traits.lent == Lent::kIntegers, traits.writes);
+  } else if (unseen[0] || unseen[1]) {
+    run_lent(op, below, stack, unseen, false, traits.writes);
+  } else {
+    const Handled handled(!traits.composite);
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+  Bypass& all = bypass();
   const c10::FunctionSchema& schema = op.schema();
   const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
   Traits operation{};
@@ -307,6 +513,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
       ~Waiting() { awaited.pop_back(); }
     };
     const Waiting waiting({&schema, signature});
+    const Handled handled(!operation.composite);
     op.redispatchBoxed(below, stack);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(all.mutex);
@@ -333,27 +540,68 @@ std::vector<at::Tensor> taken() {
   }
   std::stable_sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<at::Tensor> tensors;
-  for (auto& [_, storage] : alive) {
-    const auto size = static_cast<std::int64_t>(storage.nbytes());
-    const DispatchKeySet keys(storage.device_type() == c10::DeviceType::CUDA ? DispatchKey::CUDA : DispatchKey::CPU);
-    tensors.push_back(at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>()));
-    tensors.back().unsafeGetTensorImpl()->set_sizes_contiguous({size});
-  }
+  for (auto& [_, storage] : alive) tensors.push_back(bytes_of(std::move(storage)));
   return tensors;
 }
 
 }  // namespace
 
-TORCH_LIBRARY(mempool_bypass, m) { m.def("taken() -> Tensor[]", &taken); }
+TORCH_LIBRARY(mempool_interposer, m) {
+  m.def("taken() -> Tensor[]", &taken);
+  m.def("lend(Tensor[] storages, str operation, bool writes) -> ()");
+  m.def("give_back() -> ()");
+}
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&pass>()); }
 
 #define MEMPOOL_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Return the number of the dispatch key.
-MEMPOOL_EXPORT int mempool_bypass_key() { return static_cast<int>(kKey); }
+// Send this thread's operations, and from then on those of all threads, through the interposer, for a mode that offloads
+// storages of the CPU or of CUDA. Return 0 if another mode is installed for the device.
+MEMPOOL_EXPORT int mempool_interposer_install(const void* mode, int cuda) {
+  const void* none = nullptr;
+  if (!installed[cuda != 0].compare_exchange_strong(none, mode)) return 0;
+  at::reenableCallback(met());
+  is_known = true;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  return 1;
+}
 
-// Stop receiving the operations of this thread and its backward passes.
-MEMPOOL_EXPORT void mempool_bypass_leave() { c10::impl::tls_set_dispatch_key_included(kKey, false); }
+// Take a mode out. Other threads go on sending their operations through here, to no effect.
+MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
+  for (auto& one : installed) {
+    const void* expected = mode;
+    one.compare_exchange_strong(expected, nullptr);
+  }
+  if (any_installed()) return;
+  at::disableCallback(met());
+  c10::impl::tls_set_dispatch_key_included(kKey, false);
+}
+
+// Let the operations nested in the one that the mode handles be lent their arguments: the mode calls code of the program.
+MEMPOOL_EXPORT void mempool_interposer_step_out() { is_handled = false; }
+
+// Free a storage's memory, and let the storage lie in its host copy meanwhile, where whoever reads it unseen finds the bytes.
+// Return 0 if the first operation of an unannounced thread may be using the memory just now.
+MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy) {
+  parking = true;
+  c10::DataPtr freed;
+  const bool may = first_operations.load() == 0;
+  if (may) freed = storage->set_data_ptr(c10::DataPtr(copy, copy, &keep, storage->device()));
+  parking = false;
+  return may ? 1 : 0;
+}
+
+// Return the allocator of the memory into which a storage is reloaded: on a CPU the one in use, which is not that of storages from
+// before the pool.
+MEMPOOL_EXPORT c10::Allocator* mempool_interposer_allocator(c10::StorageImpl* storage) {
+  return storage->device_type() == c10::DeviceType::CPU ? c10::GetAllocator(c10::DeviceType::CPU) : storage->allocator();
+}
+
+// Move a parked storage into the memory of another storage; no effect on one that is not parked.
+MEMPOOL_EXPORT void mempool_interposer_land(c10::StorageImpl* storage, c10::StorageImpl* landing) {
+  if (storage->_mutable_data_ptr_no_checks().get_deleter() != &keep) return;
+  storage->set_data_ptr_noswap(landing->set_data_ptr(c10::DataPtr(nullptr, landing->device())));
+}
 
 // Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
 // bypass is open.

@@ -1,0 +1,44 @@
+// Bindings of host memory for offloaded tensors.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.hpp"
+#include "offload/free_list.hpp"
+#include "offload/signal.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace mempool;
+
+void bind_offload(nb::module_& m) {
+  nb::set_leak_warnings(false);  // an offloaded tensor may be alive when the interpreter ends
+  nb::class_<Signal>(m, "Signal", "Event that is set once; Ctrl-C leaves no wait half-done.")
+      .def(nb::init<>(), "An event that is not set.")
+      .def("set", &Signal::set, "Set the event.")
+      .def("is_set", &Signal::is_set, "Return whether the event is set.")
+      .def("wait", &Signal::wait, "seconds"_a = 1e9, nb::call_guard<nb::gil_scoped_release>(),
+           "Wait until the event is set, at most so many seconds; return whether it is set. Ctrl-C is raised afterwards.");
+
+  nb::class_<TakenRange>(m, "TakenRange", "A range taken from a free list; released with the object.")
+      .def_prop_ro("at", &TakenRange::at, "Offset, bytes.");
+
+  nb::class_<FreeList>(m, "FreeList", "Free list of an arena of host memory, in whole pages; offsets and sizes in bytes.")
+      .def(nb::init<FreeList::Size>(), "size"_a, "An empty list of `size` bytes, a multiple of a page.")
+      .def_prop_ro("size", &FreeList::size, "Bytes of the arena.")
+      .def_prop_ro("used", &FreeList::used, "Bytes taken, in whole pages.")
+      .def_prop_ro("peak_used", &FreeList::peak_used, "High-water mark of `used` since the last call of `take_peak`.")
+      .def("allocate", &FreeList::allocate, "size"_a,
+           "Take `size` bytes, 1 or more, of the best fit and return their offset; None if no free range is large enough.")
+      .def("allocate_last", &FreeList::allocate_last, "size"_a,
+           "Take the end of the last large enough free range, away from other places: see `allocate`.")
+      .def("allocate_at", &FreeList::allocate_at, "at"_a, "size"_a,
+           "Take `size` bytes, 1 or more, from page `at` on; return False if some of them are taken.")
+      .def("take", &TakenRange::of, "size"_a, "at"_a = -1,
+           "Take `size` bytes until the returned object ends: from page `at` on if free, else as far back as possible; for -1 at the best "
+           "fit. None if no free range is large enough.")
+      .def("release", &FreeList::release, "at"_a, "size"_a, "Free bytes taken before, and merge them with adjacent free ranges.")
+      .def("take_peak", &FreeList::take_peak, "Return the high-water mark since the last call, in bytes.")
+      .def("free_ranges", &FreeList::free_ranges, "Return the free ranges as (begin, end), by place.");
+}

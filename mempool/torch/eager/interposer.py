@@ -1,0 +1,149 @@
+"""Library in front of PyTorch's dispatcher, which sees every operation of every thread (``interposer.cpp``).
+
+A dispatch mode sees only the operations that Python's dispatch reaches: none of threads that the program
+starts, none while modes are disabled, and no composite operation as a whole. The library lends such
+operations their arguments. A storage that gives up device memory lies in its host copy until it is reloaded,
+so code that no dispatcher sees, such as a C library with an address, finds the bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool.errors import UsageError
+from mempool.torch.compiled_library import Source
+
+if TYPE_CHECKING:
+    from mempool.torch.eager.mode import OffloadMode
+
+SOURCE = Source(
+    Path(__file__).with_name("interposer.cpp"), ("c10", "torch_cpu"), "mempool_interposer_install"
+)
+#: The installed modes, by kind of device.
+_modes: dict[str, weakref.ref[OffloadMode]] = {}
+_lent = threading.local()
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the library, built and loaded on first use.
+
+    Raises:
+        UsageError: the library cannot be built or loaded.
+    """
+    loaded = SOURCE.load()  # never unloaded: PyTorch's dispatcher calls it
+    try:
+        torch.ops.load_library(loaded._name)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"PyTorch does not take the interposer: {error}") from None
+    pointer, text, small, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
+    for name, arguments in {
+        "mempool_interposer_install": [pointer, small],
+        "mempool_interposer_remove": [pointer],
+        "mempool_interposer_park": [pointer, pointer],
+        "mempool_interposer_allocator": [pointer],
+        "mempool_interposer_land": [pointer, pointer],
+        "mempool_bypass_reserve": [size],
+        "mempool_bypass_open": [pointer, small, pointer, pointer, size],
+        "mempool_bypass_learn": [text, text, small, small, size],
+    }.items():
+        getattr(loaded, name).argtypes = arguments
+    loaded.mempool_interposer_remove.restype = loaded.mempool_interposer_land.restype = None
+    loaded.mempool_interposer_allocator.restype = pointer
+    loaded.mempool_bypass_count.restype = ctypes.c_uint64
+    _functions.impl("lend", _lend, "CPU")
+    _functions.impl("give_back", _give_back, "CPU")
+    _tell_higher_order(torch._C._dispatch_key_parse("DeferredInit"))
+    return loaded
+
+
+_functions = torch.library.Library("mempool_interposer", "IMPL")
+
+
+def install(mode: OffloadMode) -> None:
+    """Lend operations that the mode does not see their arguments.
+
+    Raises:
+        UsageError: another mode offloads storages of this kind of device, or the library cannot be built.
+    """
+    device = mode.storages.device
+    if not library().mempool_interposer_install(id(mode), device == "cuda"):
+        raise UsageError(f"a limit is set already for this process's tensors on {device}")
+    _modes[device] = weakref.ref(mode)
+
+
+def remove(mode: OffloadMode) -> None:
+    """Undo `install`, in the same thread."""
+    library().mempool_interposer_remove(id(mode))
+
+
+def park(storage: Any, address: int) -> bool:
+    """Free the memory of a storage, which lies at `address` on the host from now on.
+
+    Returns:
+        False if the memory may be in use at this moment, and was not freed.
+    """
+    return bool(library().mempool_interposer_park(storage._cdata, address))
+
+
+def landing_for(storage: Any, size: int) -> Any:
+    """Return a storage of `size` bytes of new memory of the same device and kind.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no memory.
+    """
+    return torch.UntypedStorage(size, allocator=library().mempool_interposer_allocator(storage._cdata))
+
+
+def land(storage: Any, landing: Any) -> None:
+    """Move a parked storage into the memory of the storage `landing`; no effect on one that is not parked."""
+    library().mempool_interposer_land(storage._cdata, landing._cdata)
+
+
+def step_out() -> None:
+    """Lend arguments to the operations nested in the one that a mode handles at present in this thread."""
+    library().mempool_interposer_step_out()
+
+
+def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001
+    """Reload and pin the storages of these tensors until `_give_back`."""
+    given: list[tuple[Any, Any, bool, bool]] = []
+    try:
+        for tensor in tensors:
+            if (found := _modes.get(tensor.device.type)) is not None and (mode := found()) is not None:
+                mode.lend(tensor, operation, writes, given)
+    except BaseException:
+        _return(given)
+        raise
+    _stack().append(given)
+
+
+def _give_back() -> None:
+    """Unpin the storages of the last `_lend` in this thread."""
+    _return(_stack().pop())
+
+
+def _return(given: list[tuple[Any, Any, bool, bool]]) -> None:
+    for mode, record, away, writes in given:
+        mode.transfers.give_back(record, away=away, wrote=writes)
+
+
+def _stack() -> list[list[tuple[Any, Any, bool, bool]]]:
+    if not hasattr(_lent, "stack"):
+        _lent.stack = []
+    stack: list[list[tuple[Any, Any, bool, bool]]] = _lent.stack
+    return stack
+
+
+def _tell_higher_order(key: Any) -> None:
+    """Make Python's dispatch of higher-order operations fall through the library's key."""
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for one in torch._ops._higher_order_ops.values():
+        one.fallthrough(key)

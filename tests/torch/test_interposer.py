@@ -1,0 +1,205 @@
+"""Operations and readers unseen by the offloading mode: other threads, no modes, C code, traces."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import itertools
+import random
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import scripts
+from adversary import Adversary, offloaded_range, resident_bytes
+from torch.utils._python_dispatch import _disable_current_modes
+
+import mempool.torch
+from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.offload.host_engine import HostEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUM = float(sum(range(1, 1001)))
+CPU = torch.device("cpu")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:FOUND weight out of range"),
+]
+
+
+def run_native(work: Callable[[], None]) -> None:
+    """Run a function in a thread that Python did not start."""
+    call = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: work())
+    thread = ctypes.c_ulong()
+    library = ctypes.CDLL(None)
+    assert library.pthread_create(ctypes.byref(thread), None, call, None) == 0
+    library.pthread_join(thread, None)
+
+
+def run_raw(work: Callable[[], None]) -> None:
+    """Run a function in a thread that module `threading` does not know."""
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (work(), done.set()), ())
+    done.wait()
+
+
+@pytest.mark.parametrize("run", [run_native, run_raw])
+def test_unannounced_threads_read_and_write_offloaded_tensors(run: Any, mode: Adversary) -> None:
+    tensors = [offloaded_range(mode) for _ in range(3)]
+    found: list[float] = []
+
+    def work() -> None:
+        found.extend(tensor.sum().item() for tensor in tensors)
+        tensors[0].add_(1)
+
+    mode.offload_all()
+    run(work)
+    mode.offload_all()
+    assert found == [SUM] * 3
+    assert [tensor.sum().item() for tensor in tensors] == [SUM + 1000, SUM, SUM]
+
+
+def test_first_operation_of_an_unannounced_thread_bars_evictions(mode: Adversary) -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    @torch.library.custom_op("mempool_tests::slow_copy", mutates_args=())
+    def slow_copy(x: torch.Tensor) -> torch.Tensor:
+        entered.set()
+        left.wait()
+        return x.clone()
+
+    tensor, found = offloaded_range(mode), []
+    tensor.sum()  # which reloads the tensor
+    thread = threading.Thread(target=lambda: found.append(slow_copy(tensor)))
+    thread.start()
+    entered.wait()
+    mode.offload_all()
+    assert resident_bytes(mode, tensor) == 4000
+    left.set()
+    thread.join()
+    mode.offload_all()
+    assert resident_bytes(mode, tensor) == 0
+    assert found[0].sum().item() == SUM
+
+
+def test_forked_script_branches_find_their_arguments() -> None:
+    xs, w = [torch.full((1 << 14,), i / 16) for i in range(16)], torch.full((1 << 14,), 0.25)
+    branch, forked = scripts.branch(), scripts.forked()
+    expected = [branch(x, w, 6) for x in xs]
+    with mempool.torch.install(device="cpu", limit="768KiB"):
+        for _ in range(20):
+            assert all(torch.equal(a, b) for a, b in zip(forked(xs, w), expected, strict=True))
+
+
+def test_operations_without_the_mode_find_and_keep_bytes(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
+    with _disable_current_modes():
+        assert tensor.sum().item() == SUM
+    mode.offload_all()
+    with torch._C._DisableTorchDispatch():
+        assert tensor.sum().item() == SUM
+    tensor.sum()  # it is here now, and its copy on the host is good
+    with torch._C._DisableTorchDispatch():
+        tensor.add_(1)
+    mode.offload_all()
+    assert tensor.sum().item() == SUM + 1000
+
+
+def test_readers_with_an_old_address_find_the_bytes(mode: Adversary) -> None:
+    tensor = offloaded_range(mode)
+    address = torch._C.TensorBase.data_ptr(tensor)  # as C code has it, unseen
+    assert (ctypes.c_float * 1000).from_address(address)[:3] == [1.0, 2.0, 3.0]
+    assert resident_bytes(mode, tensor) == 0
+
+
+def test_composite_operations_with_memory_of_their_own_are_right(mode: Adversary) -> None:
+    def drawn(disturb: Callable[[], None]) -> list[Any]:
+        engine = torch.quasirandom.SobolEngine(200, scramble=False)
+        found = []
+        for _ in range(3):
+            found.append(engine.draw(16).sum().item())
+            disturb()
+        return found
+
+    def saturated(disturb: Callable[[], None]) -> list[Any]:
+        weight = torch.full((10, 100), 1.0)
+        weight.sum()
+        disturb()
+        weight.add_(1e6).sum()
+        disturb()
+        weight.sum()  # it is here now, and its copy on the host is good
+        torch._saturate_weight_to_fp16(weight)
+        disturb()
+        return [weight.sum().item()]
+
+    for program in (drawn, saturated):
+        got = program(mode.offload_all)
+        with _disable_current_modes():
+            assert got == program(lambda: None)
+
+
+@pytest.mark.parametrize("name", ["mm", "add", "view", "conv"])
+def test_traces_within_a_limit_are_those_without(name: str, mode: Adversary) -> None:
+    function: Any = {
+        "mm": lambda a: a @ a + 1,
+        "add": lambda a: a + 1,
+        "view": lambda a: a.view(-1) * 2,
+        "conv": lambda a: torch.nn.functional.conv2d(a.view(1, 1, 32, 32), a[:3, :3].reshape(1, 1, 3, 3)),
+    }[name]
+    x = torch.randn(32, 32)
+    mode.offload_all()
+    traced = torch.jit.trace(function, x)
+    assert torch.allclose(traced(x), function(x))
+    with _disable_current_modes():
+        assert str(traced.graph) == str(torch.jit.trace(function, x).graph)
+
+
+def test_aliases_from_before_the_limit_stay_aliases() -> None:
+    y = torch.ones(1000)
+    z = torch.from_dlpack(y)
+    with mempool.torch.install(device="cpu", limit="1MiB") as pool:
+        mode = pool.offloading.mode
+        y.add_(1)
+        mode.eviction.clear(set(), 0)
+        assert z.tolist() == [2.0] * 1000
+        z.add_(1)
+        mode.eviction.clear(set(), 0)
+        assert y.tolist() == [3.0] * 1000
+
+
+def test_ctrl_c_at_any_time_leaves_training_and_values_right() -> None:
+    """Signals come by processor time of random length; what the program did before each stays true."""
+    chosen = random.Random(0)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    kept = [torch.full((5000,), float(i)) for i in range(12)]
+    try:
+        with OffloadMode(HostEngine(1 << 24), CPU, 60_000, client=None) as mode:
+            mode.transfers.min_bytes = 1
+            for _ in range(40):
+                try:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0.0005 + 0.004 * chosen.random())
+                    while True:
+                        for one, other in itertools.pairwise(kept):
+                            torch.add(one, other)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            assert torch.is_grad_enabled()
+            assert [tensor.mean().item() for tensor in kept] == [float(i) for i in range(12)]
+            mode.remove_dead()
+            records = list(mode.storages.records.values())
+            here = sum(record.rounded_bytes for record in records if record.state != 2)
+            assert mode.storages.resident_bytes == here
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
