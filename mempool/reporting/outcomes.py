@@ -49,5 +49,6 @@ REFUSALS = {
     "alive": "buffers are alive in the present arena, which cannot grow beside them; "
     'memory="growing" with backend="pluggable" is for such programs',
     "limit": "the arena and the other held memory would exceed the limit",
-    "memory": "there is too little memory; raise max_reserved or free memory elsewhere",
+    "memory": "there is too little memory; raise max_reserved (or a guest's memory fraction) "
+    "or free memory elsewhere",
 }
