@@ -309,11 +309,15 @@ at::Tensor bytes_of(c10::Storage storage) {
   return tensor;
 }
 
-// Collect the storages of arguments on some devices, or of integer arguments only.
+// Collect the arguments on some devices, or integer arguments only: uint8[n] over each storage, and sparse tensors as they are.
 void collect(const c10::IValue& value, const Devices& devices, bool integers, c10::List<at::Tensor>& found) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined() || !tensor.has_storage() || (integers && !c10::isIntegralType(tensor.scalar_type(), false))) return;
+    if (!tensor.defined() || (integers && !c10::isIntegralType(tensor.scalar_type(), false))) return;
+    if (!tensor.has_storage()) {
+      if (tensor.layout() != at::kStrided && !tensor.unsafeGetTensorImpl()->is_python_dispatch()) found.push_back(tensor);
+      return;
+    }
     const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
     if (!storage || storage.sym_nbytes().maybe_as_int().value_or(0) == 0) return;
     for (std::size_t at = 0; at < kDevices.size(); ++at)

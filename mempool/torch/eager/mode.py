@@ -340,15 +340,16 @@ class OffloadMode(TorchDispatchMode):
         writes: bool,  # noqa: FBT001
         given: list[tuple[Any, StorageRecord, bool, bool]],
     ) -> None:
-        """Reload and pin the storage of an argument, and add an entry to `given` for `interposer`."""
+        """Reload and pin the storages of an argument, and add entries to `given` for `interposer`."""
         self.counts.beside += 1
-        if (record := self.storages.of(tensor)) is None:
-            return
-        given.append((self, record, False, writes))
-        given[-1] = self, record, self.transfers.lend(record), writes
         other = threading.get_ident() != self.transfers.thread
-        if (other and self.storages.device != "cpu") or self._keeps_arguments(operation):
-            self.transfers.hold_resident(record)  # another thread may use another stream
+        for _, storage in storages_in(tensor):
+            if (record := self.storages.find(storage)) is None:
+                continue
+            given.append((self, record, False, writes))
+            given[-1] = self, record, self.transfers.lend(record), writes
+            if (other and self.storages.device != "cpu") or self._keeps_arguments(operation):
+                self.transfers.hold_resident(record)  # another thread may use another stream
 
     def _keeps_arguments(self, operation: str) -> bool:
         """Return whether arguments are used after the operation, such as ``aten::add.Tensor``."""
