@@ -39,6 +39,22 @@ def _forked(xs: list[torch.Tensor], w: torch.Tensor):
     return [torch.jit.wait(one) for one in futures]
 
 
+def _bump(x: torch.Tensor):
+    x.add_(0.5)
+    x.add_(0.5)
+    return x
+
+
+def _bumped(xs: list[torch.Tensor]):
+    futures = [torch.jit.fork(_bump, x) for x in xs]
+    return [torch.jit.wait(one) for one in futures]
+
+
+def bumped() -> Any:
+    """Return a function that adds 1 to tensors in threads of PyTorch."""
+    return torch.jit.script(_bumped)
+
+
 def branch() -> Any:
     """Return a function of six operations."""
     return torch.jit.script(_branch)

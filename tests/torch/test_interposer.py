@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import scripts
 from adversary import Adversary, offloaded_range, resident_bytes
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mempool.torch
 from mempool.torch.eager.mode import OffloadMode
@@ -89,13 +89,85 @@ def test_first_operation_of_an_unannounced_thread_bars_evictions(mode: Adversary
     assert found[0].sum().item() == SUM
 
 
+class DisabledMode(TorchDispatchMode):
+    """A mode of the program that runs operations without any mode."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with _disable_current_modes():
+            return func(*args, **(kwargs or {}))
+
+
+def in_thread(work: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def in_inference_mode(tensor: torch.Tensor) -> None:
+    with torch.inference_mode():
+        torch.zeros(1)
+    tensor.add_(1)
+    with torch.inference_mode():
+        tensor.add_(1)
+
+
+def by_kernel(tensor: torch.Tensor) -> None:
+    with torch.library._scoped_library("mempool_tests", "FRAGMENT") as library:
+        library.define("bump_hidden(Tensor x) -> Tensor")
+        library.impl("bump_hidden", lambda x: (tensor.add_(1), x * 2)[1], "CPU")
+        torch.ops.mempool_tests.bump_hidden(torch.ones(8))
+
+
+def by_mode(tensor: torch.Tensor) -> None:
+    with DisabledMode():
+        tensor.add_(1)
+
+
+def by_hook(tensor: torch.Tensor) -> None:
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        with _disable_current_modes():
+            tensor.add_(1)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        torch.ones(1, requires_grad=True).exp()
+
+
+WRITERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "first operation of a thread": lambda tensor: in_thread(lambda: tensor.add_(1)),
+    "thread in inference mode": lambda tensor: in_thread(lambda: in_inference_mode(tensor)),
+    "kernel in Python": by_kernel,
+    "mode of the program": by_mode,
+    "hook of saved tensors": by_hook,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_unseen_writes_survive_evictions(name: str, mode: Adversary) -> None:
+    tensor, plain = offloaded_range(mode), torch.arange(1000.0).add_(1)
+    tensor.sum()  # it is here now, and its copy on the host is good
+    for _ in range(2):
+        WRITERS[name](tensor)
+        mode.offload_all()
+        tensor.sum()
+    with _disable_current_modes():
+        WRITERS[name](plain)
+        WRITERS[name](plain)
+    assert tensor.tolist() == plain.tolist()
+
+
 def test_forked_script_branches_find_their_arguments() -> None:
     xs, w = [torch.full((1 << 14,), i / 16) for i in range(16)], torch.full((1 << 14,), 0.25)
-    branch, forked = scripts.branch(), scripts.forked()
+    branch, forked, bumped = scripts.branch(), scripts.forked(), scripts.bumped()
     expected = [branch(x, w, 6) for x in xs]
     with mempool.torch.install(device="cpu", limit="768KiB"):
         for _ in range(20):
             assert all(torch.equal(a, b) for a, b in zip(forked(xs, w), expected, strict=True))
+            for x in xs:
+                x.sum()
+            bumped(xs)
+            expected = [branch(x, w, 6) for x in xs]
+        assert [x[0].item() for x in xs] == [i / 16 + 20 for i in range(16)]
 
 
 def test_operations_without_the_mode_find_and_keep_bytes(mode: Adversary) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.recording.torch.ledger import storages_in
+from mempool.torch.eager import interposer
 from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ class DispatcherPatches:
         @functools.wraps(function)
         def keeps(value: Any, *args: Any, **kwargs: Any) -> Any:
             self.hold_resident(value)
+            for other in args:
+                if isinstance(other, torch.UntypedStorage):
+                    self.hold_resident(other)
             return function(value, *args, **kwargs)
 
         return keeps
@@ -201,7 +205,7 @@ class DispatcherPatches:
             if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
                 self.hold_resident(storage)
             elif storage.device.type == "cpu":  # the bytes are at the address, wherever they lie
-                with hidden_from_program():
+                with hidden_from_program(), interposer.own_operations():
                     return function(storage, key)
             return function(storage, key)
 

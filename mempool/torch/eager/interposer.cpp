@@ -11,8 +11,9 @@
 // * The bypass is open (bypass.py), and the mode has seen the operation with tensors of the same shapes, and there is ample room:
 //   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
 //
-// A thread that nobody announced includes the key from its second operation on: a global RecordFunction callback sees the first,
-// during which no storage gives up memory.
+// An operation that does not arrive here, as in a thread that does not include the key yet or below another dispatch mode, is seen
+// by a global RecordFunction callback: no storage gives up memory until the operation has ended, and if it may write, all copies
+// on the host count as stale.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,8 +41,6 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
-
-extern "C" void PyErr_SetInterrupt(void);  // of Python, whose headers are not on every machine
 
 namespace {
 
@@ -280,11 +279,11 @@ void keep(void*) {}
 constexpr std::array<c10::DeviceType, 2> kDevices = {c10::DeviceType::CPU, c10::DeviceType::CUDA};
 using Devices = std::array<bool, 2>;
 std::array<std::atomic<const void*>, 2> installed;
-// Operations under way that are the first of a thread that nobody announced, and whether a storage gives up memory just now.
-std::atomic<int> first_operations{0};
+// Unseen operations under way, those that may have written so far, and whether a storage gives up memory just now.
+std::atomic<int> unseen_operations{0};
+std::atomic<std::uint64_t> unseen_writes{0};
 std::atomic<bool> parking{false};
-thread_local bool is_known = false;    // the thread includes the key, or has done so
-thread_local bool is_handled = false;  // the offloading mode handles an operation of this thread
+thread_local bool is_ours = false;  // this thread runs operations of the offloading itself
 
 bool any_installed() {
   return std::any_of(installed.begin(), installed.end(), [](const auto& mode) { return mode.load(std::memory_order_acquire); });
@@ -327,18 +326,6 @@ void collect(const c10::IValue& value, const Devices& devices, bool integers, c1
   }
 }
 
-// Guard that says whether the mode handles this thread's operation.
-class Handled {
- public:
-  explicit Handled(bool handled) : before_(std::exchange(is_handled, handled)) {}
-  ~Handled() { is_handled = before_; }
-  Handled(const Handled&) = delete;
-  Handled& operator=(const Handled&) = delete;
-
- private:
-  bool before_;
-};
-
 // Guard that takes the mode off the stack and excludes the bypass key.
 class Hidden {
  public:
@@ -354,7 +341,11 @@ class Hidden {
 
 // Call a function of interposer.py.
 void call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
-  const Handled handled(true);
+  struct Ours {
+    bool before = std::exchange(is_ours, true);
+    ~Ours() { is_ours = before; }
+  };
+  const Ours ours;
   function.callBoxedForDispatchKey(DispatchKey::CPU, arguments);
 }
 
@@ -376,11 +367,7 @@ void run_lent(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::S
   try {
     op.redispatchBoxed(below, stack);
   } catch (...) {
-    try {
-      call_python(give_back, {});
-    } catch (...) {
-      PyErr_SetInterrupt();  // nothing but Ctrl-C is raised there
-    }
+    call_python(give_back, {});
     throw;
   }
   call_python(give_back, {});
@@ -399,22 +386,45 @@ bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return any;
 }
 
-// The first operation of a thread that nobody announced: it is not intercepted, so no storage gives up memory until it has ended.
-struct FirstOperation : at::ObserverContext {
-  FirstOperation() {
-    ++first_operations;
+// An operation that is not intercepted.
+class UnseenOperation : public at::ObserverContext {
+ public:
+  explicit UnseenOperation(bool writes) : writes_(writes) {
+    ++unseen_operations;
     while (parking.load()) std::this_thread::yield();
   }
-  ~FirstOperation() override { --first_operations; }
+  ~UnseenOperation() override {
+    if (writes_) ++unseen_writes;
+    --unseen_operations;
+  }
+
+ private:
+  bool writes_;
 };
 
-// Called before each operation of any thread: includes the key in a thread that lacks it.
-std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction&) {
-  if (c10::impl::tls_is_dispatch_key_included(kKey) || c10::impl::tls_is_dispatch_key_excluded(kKey) || !any_installed())
-    return nullptr;
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
-  if (std::exchange(is_known, true)) return nullptr;
-  return std::make_unique<FirstOperation>();
+std::optional<Traits> traits_of(const std::optional<c10::OperatorName>& name) {
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (!op) return std::nullopt;
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  return all.operation(*op).traits;
+}
+
+// Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
+std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
+  const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
+  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  if (!excluded) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  DispatchKeySet active;
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
+    active = DispatchKeySet(DispatchKey::Python);
+  const bool seen = std::all_of(installed.begin(), installed.end(), [&](const auto& mode) {
+    const void* one = mode.load(std::memory_order_acquire);
+    return one == nullptr || will_see(one, active);
+  });
+  const std::optional<Traits> traits = traits_of(function.operator_name());
+  if (seen && (!traits || traits->lent != Lent::kAll)) return nullptr;
+  return std::make_unique<UnseenOperation>(!traits || traits->writes);
 }
 
 at::CallbackHandle met() {
@@ -427,7 +437,7 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
 
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
-  if (is_handled || !any_installed()) {
+  if (is_ours || !any_installed()) {
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -460,7 +470,6 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else {
-    const Handled handled(!traits.composite);
     op.redispatchBoxed(below, stack);
   }
 }
@@ -517,7 +526,6 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
       ~Waiting() { awaited.pop_back(); }
     };
     const Waiting waiting({&schema, signature});
-    const Handled handled(!operation.composite);
     op.redispatchBoxed(below, stack);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
     const std::lock_guard lock(all.mutex);
@@ -565,7 +573,6 @@ MEMPOOL_EXPORT int mempool_interposer_install(const void* mode, int cuda) {
   const void* none = nullptr;
   if (!installed[cuda != 0].compare_exchange_strong(none, mode)) return 0;
   at::reenableCallback(met());
-  is_known = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
   return 1;
 }
@@ -581,15 +588,18 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-// Let the operations nested in the one that the mode handles be lent their arguments: the mode calls code of the program.
-MEMPOOL_EXPORT void mempool_interposer_step_out() { is_handled = false; }
+// Say whether this thread runs operations of the offloading itself from now on, or the program's.
+MEMPOOL_EXPORT void mempool_interposer_ours(int ours) { is_ours = ours != 0; }
+
+// Return the number of unseen operations so far that may have written.
+MEMPOOL_EXPORT std::uint64_t mempool_interposer_writes() { return unseen_writes.load(); }
 
 // Free a storage's memory, and let the storage lie in its host copy meanwhile, where whoever reads it unseen finds the bytes.
-// Return 0 if the first operation of an unannounced thread may be using the memory just now.
-MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy) {
+// Return 0 if an unseen operation may be using the memory just now, or may have written since there were `writes` such operations.
+MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy, std::uint64_t writes) {
   parking = true;
   c10::DataPtr freed;
-  const bool may = first_operations.load() == 0;
+  const bool may = unseen_operations.load() == 0 && unseen_writes.load() == writes;
   if (may) freed = storage->set_data_ptr(c10::DataPtr(copy, copy, &keep, storage->device()));
   parking = false;
   return may ? 1 : 0;

@@ -8,6 +8,7 @@ so code that no dispatcher sees, such as a C library with an address, finds the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -21,6 +22,8 @@ from mempool.errors import UsageError
 from mempool.torch.compiled_library import Source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mempool.torch.eager.mode import OffloadMode
 
 SOURCE = Source(
@@ -47,7 +50,8 @@ def library() -> ctypes.CDLL:
     for name, arguments in {
         "mempool_interposer_install": [pointer, small],
         "mempool_interposer_remove": [pointer],
-        "mempool_interposer_park": [pointer, pointer],
+        "mempool_interposer_park": [pointer, pointer, size],
+        "mempool_interposer_ours": [small],
         "mempool_interposer_allocator": [pointer],
         "mempool_interposer_land": [pointer, pointer],
         "mempool_bypass_reserve": [size],
@@ -55,6 +59,7 @@ def library() -> ctypes.CDLL:
         "mempool_bypass_learn": [text, text, small, small, size],
     }.items():
         getattr(loaded, name).argtypes = arguments
+    loaded.mempool_interposer_writes.restype = ctypes.c_uint64
     loaded.mempool_interposer_remove.restype = loaded.mempool_interposer_land.restype = None
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = ctypes.c_uint64
@@ -84,13 +89,23 @@ def remove(mode: OffloadMode) -> None:
     library().mempool_interposer_remove(id(mode))
 
 
-def park(storage: Any, address: int) -> bool:
+def unseen_writes() -> int:
+    """Return the number of operations so far that may have written, unseen and without a lend."""
+    return int(library().mempool_interposer_writes())
+
+
+def park(storage: Any, address: int, writes: int) -> bool:
     """Free the memory of a storage, which lies at `address` on the host from now on.
 
+    Args:
+        storage: the storage.
+        address: the address of the host copy.
+        writes: number of unseen writes when the copy was known to be good.
+
     Returns:
-        False if the memory may be in use at this moment, and was not freed.
+        False if the memory may be in use at this moment, or the copy may be stale; it was not freed.
     """
-    return bool(library().mempool_interposer_park(storage._cdata, address))
+    return bool(library().mempool_interposer_park(storage._cdata, address, writes))
 
 
 def landing_for(storage: Any, size: int) -> Any:
@@ -107,9 +122,15 @@ def land(storage: Any, landing: Any) -> None:
     library().mempool_interposer_land(storage._cdata, landing._cdata)
 
 
-def step_out() -> None:
-    """Lend arguments to the operations nested in the one that a mode handles at present in this thread."""
-    library().mempool_interposer_step_out()
+@contextlib.contextmanager
+def own_operations() -> Iterator[None]:
+    """Run operations of the offloading itself, which nobody needs to see."""
+    set_ours = library().mempool_interposer_ours
+    set_ours(1)
+    try:
+        yield
+    finally:
+        set_ours(0)
 
 
 def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001

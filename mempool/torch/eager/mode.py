@@ -159,6 +159,7 @@ class OffloadMode(TorchDispatchMode):
         self._is_partial = False  # the beginning of this iteration was not seen
         self.relative_limit: RelativeLimit | None = None
         self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
+        self._set_ours = interposer.library().mempool_interposer_ours
         self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
             GraphCaptures(self.begin_capture, self.end_capture, engine.note_stream)
@@ -367,9 +368,24 @@ class OffloadMode(TorchDispatchMode):
         kwargs = kwargs or _NO_KWARGS
         if self._ended:  # another thread ended the offloading
             return func(*args, **kwargs)
-        if threading.get_ident() != self.transfers.thread and torch._C._current_graph_task_id() == -1:
-            interposer.step_out()  # a thread of PyTorch that took over the program's modes
+        if self._is_foreign_thread():
             return func(*args, **kwargs)
+        self._set_ours(1)
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        finally:
+            self._set_ours(0)
+
+    def _is_foreign_thread(self) -> bool:
+        """Return whether this is one of PyTorch's threads that took over the program's modes.
+
+        A GPU's backward pass runs in a thread of autograd's engine while the program's thread waits.
+        """
+        return threading.get_ident() != self.transfers.thread and (
+            self.storages.device == "cpu" or torch._C._current_graph_task_id() == -1
+        )
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if types and (is_wrapper := self.traits.skips(types)) is not None:
             if is_wrapper:
                 return NotImplemented
@@ -565,7 +581,7 @@ class OffloadMode(TorchDispatchMode):
         if effects.functions:
             self.transfers.reload_all()
         elif effects.keys is not None:
-            interposer.step_out()
+            self._set_ours(0)
         return func(*args, **kwargs)
 
     def _apply_effects(

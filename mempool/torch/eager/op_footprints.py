@@ -95,7 +95,7 @@ class OpFootprints:
         try:
             key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
             need = self.cache.get(key)
-        except Exception:  # an argument without hash or shape: a nested tensor
+        except (AttributeError, RuntimeError, TypeError):  # no hash or shape: a nested tensor
             return Footprint(self._predicted_bytes(func, args, kwargs) if func in NATIVE else 0)
         if need is None:
             if len(self.cache) >= OPTIONS.max_footprints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,8 @@ class TransferManager:
     """Offloads and reloads storages, one at a time, and keeps the states in `storages` true.
 
     Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
-    lines matters: once the copy is good, an interrupted record errs towards OFFLOADED; before that, towards
-    RESIDENT. On a CPU, nothing here is an operation of PyTorch, so no guard has to end in order.
+    lines matters: an interrupted record stays RESIDENT until its copy is good, and may be OFFLOADED from then
+    on. On a CPU, nothing here is an operation of PyTorch, so no guard has to end in order.
 
     An OFFLOADED or RELOADING storage lies in its host copy, where code that nobody sees finds the bytes.
 
@@ -59,6 +60,9 @@ class TransferManager:
         self.min_bytes = OPTIONS.min_storage_bytes
         self.holds_all = False
         self.captures = 0
+        self._writes = interposer.unseen_writes()
+        #: On a CPU nothing here is an operation of PyTorch.
+        self._own = interposer.own_operations if engine.streams else contextlib.nullcontext
 
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
@@ -66,14 +70,25 @@ class TransferManager:
             if record.state != RESIDENT or record.has_valid_copy or not self._may_offload(record):
                 return
             self._free_copy(record)
+            self._forget_stale_copies()
             try:
-                record.copy, record.transfer = self._engine.offload(self._engine.bytes_of(record()), at)
+                with self._own():
+                    data = self._engine.bytes_of(record())
+                    record.copy, record.transfer = self._engine.offload(data, at)
             except HostFullError:
                 self._counts.host_full += 1
                 return
             self._in_flight[record.number] = record
             record.state, record.has_valid_copy = OFFLOADING, True
             self._counts.out_bytes += record.size
+
+    def _forget_stale_copies(self) -> None:
+        """Count all host copies as stale after an operation that nobody saw and that may have written."""
+        if (writes := interposer.unseen_writes()) != self._writes:
+            for record in list(self._storages.records.values()):
+                if record.state in (RESIDENT, OFFLOADING):
+                    record.has_valid_copy = False
+            self._writes = writes
 
     def drop_copy(self, record: StorageRecord) -> None:
         """Free the host copy of a storage: while all goes by plan, nothing reads that copy again."""
@@ -107,12 +122,13 @@ class TransferManager:
         """Free the device memory of a storage, once the offload has ended."""
         with self.lock:
             self.wait(record)
+            self._forget_stale_copies()
             if record.state != RESIDENT or not self._may_offload(record) or not record.has_valid_copy:
                 return
             self._engine.fence()
             self._storages.set_resident(record, OFFLOADED)
-            if not interposer.park(record(), self._engine.address(record.copy)):
-                self._storages.set_resident(record, RESIDENT)  # an unknown thread may be using the memory
+            if not interposer.park(record(), self._engine.address(record.copy), self._writes):
+                self._storages.set_resident(record, RESIDENT)
                 return
             self._storages.mark_owned(record)
 
@@ -123,7 +139,7 @@ class TransferManager:
                 return
             self._engine.check_reload()  # before memory is taken, during a capture from the graph
             # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
-            with self._engine.on(record.stream):
+            with self._own(), self._engine.on(record.stream):
                 record.landing = interposer.landing_for(storage, record.size)
                 bytes_ = self._engine.bytes_of(record.landing)
                 record.transfer = self._engine.reload(record.copy, bytes_)
@@ -138,7 +154,7 @@ class TransferManager:
                 return
             try:
                 self._counts.add_wait(self._engine.wait(transfer))
-            except Exception:  # the copy failed
+            except RuntimeError:  # the copy failed
                 leaving = record.state != RELOADING
                 self._storages.set_resident(record, RESIDENT if leaving else OFFLOADED)
                 record.transfer, record.landing, record.has_valid_copy = None, None, not leaving
