@@ -58,6 +58,25 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
 
 
 @alone
+def test_moves_within_a_limit_are_no_unseen_writes() -> None:
+    """Unseen writes make the copies on the host stale."""
+    from mempool.torch.eager import interposer
+
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    pool = mempool.torch.install(device="cuda", limit="6MiB", host_limit="64MiB", background=False)
+    kept = [torch.ones(MIB // 4, device="cuda") for _ in range(8)]
+    counts = []
+    for _ in range(4):
+        torch._foreach_add_(kept[:2], 1.0)
+        for one in kept:
+            one.add_(1)
+        pool.step()
+        counts.append(interposer.unseen_writes())
+    assert counts[-1] == counts[-2]  # measuring the link copies too
+    assert pool.report().to_dict()["swapping"]["iteration_out_bytes"] > MIB
+
+
+@alone
 def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
     """The last use before the free is on the tensor's own stream; another stream reloaded the tensor."""
     logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded

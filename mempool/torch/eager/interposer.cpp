@@ -588,8 +588,8 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-// Say whether this thread runs operations of the offloading itself from now on, or the program's.
-MEMPOOL_EXPORT void mempool_interposer_ours(int ours) { is_ours = ours != 0; }
+// Say whether this thread runs operations of the offloading itself from now on, or the program's. Return what was so before.
+MEMPOOL_EXPORT int mempool_interposer_ours(int ours) { return std::exchange(is_ours, ours != 0) ? 1 : 0; }
 
 // Return the number of unseen operations so far that may have written.
 MEMPOOL_EXPORT std::uint64_t mempool_interposer_writes() { return unseen_writes.load(); }

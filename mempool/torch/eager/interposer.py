@@ -126,11 +126,11 @@ def land(storage: Any, landing: Any) -> None:
 def own_operations() -> Iterator[None]:
     """Run operations of the offloading itself, which nobody needs to see."""
     set_ours = library().mempool_interposer_ours
-    set_ours(1)
+    before = set_ours(1)
     try:
         yield
     finally:
-        set_ours(0)
+        set_ours(before)
 
 
 def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001
