@@ -64,14 +64,18 @@ def _searched(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Paramet
 
 
 def _optimizers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of the parameters: each refers to a list of groups with lists of parameters."""
-    members = [one for one in gc.get_referrers(*_searched(parameters)) if type(one) is list]
-    groups = [
+    """Return the optimizers that have some of the parameters."""
+    kinds = _kinds(torch.optim.Optimizer)
+    mine = {id(parameter) for parameter in parameters}
+    return [
         one
-        for one in gc.get_referrers(*members)
-        if type(one) is dict and any(one.get("params") is some for some in members)
+        for one in gc.get_objects()
+        if type(one) in kinds
+        and any(id(other) in mine for group in getattr(one, "param_groups", ()) for other in group["params"])
     ]
-    lists = [one for one in gc.get_referrers(*groups) if type(one) is list and one is not groups]
-    holders = [one for one in gc.get_referrers(*lists) if type(one) is dict and "param_groups" in one]
-    owners = [*gc.get_referrers(*lists), *gc.get_referrers(*holders)]
-    return list({id(one): one for one in owners if isinstance(one, torch.optim.Optimizer)}.values())
+
+
+def _kinds(base: type) -> set[type]:
+    """Return a class and all classes derived from it."""
+    derived: list[type] = base.__subclasses__()
+    return {base}.union(*map(_kinds, derived))
