@@ -15,7 +15,7 @@ from rewriting_graphs import graphs, rewritings
 
 from mempool.torch.compiled.decide import place_copies
 from mempool.torch.compiled.runtime import RUNTIME
-from mempool.torch.offload.host_engine import HostEngine
+from mempool.torch.offload.host_engine import ArenaCopy, HostEngine
 from mempool.torch.offload.host_memory import PAGE, pages
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class Placed(HostEngine):
         super().__init__(size)
         self.right = self.wrong = 0
 
-    def _allocate(self, size: int, at: int) -> int:
-        place = super()._allocate(size, at)
+    def _allocate(self, size: int, at: int) -> ArenaCopy:
+        copied = super()._allocate(size, at)
         if at >= 0:  # else it is measured what copies take
-            self.right, self.wrong = self.right + (place == at), self.wrong + (place != at)
-        return place
+            self.right, self.wrong = self.right + (copied.at == at), self.wrong + (copied.at != at)
+        return copied
 
 
 @pytest.fixture
