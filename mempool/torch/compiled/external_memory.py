@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from mempool.torch.compiled.optimizer_state import future_states, optimizer_states
+from mempool.torch.compiled.optimizer_state import future_states, optimizer_states, states_in
 from mempool.torch.compiled.records import ExternalMemory
 from mempool.torch.compiled.runtime import extent
 
@@ -177,10 +177,10 @@ class LiveMemory:
             self._state = self.memories(optimizer_states(self._all_parameters()))
         return _alive(self._state)
 
-    def refreshed_state_bytes(self) -> int:
-        """Return the bytes of the optimizers' state, including state made since the step began."""
-        self._state = None
-        return total(self.state())
+    def add_state(self, optimizer: torch.optim.Optimizer) -> int:
+        """Add the state of an optimizer that has just stepped, and return the bytes of all state."""
+        self._state = self.state() | self.memories(states_in(optimizer.state, self._all_parameters()))
+        return total(self._state)
 
     def _future_state_bytes(self) -> int:
         """Return the bytes of the optimizers' state that their first step will make."""

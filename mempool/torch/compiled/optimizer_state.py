@@ -10,7 +10,7 @@ import torch
 from mempool.torch.compiled.options import TUNABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: Tensors of a parameter's size that an optimizer of PyTorch makes for each parameter in its first step, by
 #: the options of the parameter's group. `Adagrad` makes its state before; `Adafactor` and `LBFGS` make other
@@ -36,11 +36,17 @@ def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
     Only some parameters are searched for referrers, since the search takes longer the more parameters are
     searched. An optimizer that has none of these parameters is not found.
     """
-    for holder in gc.get_referrers(*_searched(parameters)):
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
         if isinstance(holder, dict) and isinstance(next(iter(holder), None), torch.nn.Parameter):
-            for parameter in parameters:
-                if isinstance(state := holder.get(parameter), dict):
-                    yield from state.values()
+            yield from states_in(holder, parameters)
+
+
+def states_in(holder: Mapping[Any, Any], parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
+    """Yield the state of some parameters in one optimizer's dictionary keyed by parameters."""
+    for parameter in parameters:
+        if isinstance(state := holder.get(parameter), dict):
+            yield from state.values()
 
 
 def future_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.nn.Parameter, int]]:
@@ -56,11 +62,6 @@ def future_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[to
             for parameter in group["params"]:
                 if parameter.requires_grad and not optimizer.state.get(parameter):
                     yield parameter, count(group)
-
-
-def _searched(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]
 
 
 def _optimizers(parameters: Sequence[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:

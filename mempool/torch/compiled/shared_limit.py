@@ -83,11 +83,11 @@ class SharedLimit:
             low, high = (low, middle) if holds(middle) else (middle, high)
         return high
 
-    def note_optimizer_step(self) -> None:
+    def note_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare new optimizer state with the assumed bytes, and recompile exceeding graphs."""
         if not self.observer.is_open:
             return
-        state = self.observer.live_memory.refreshed_state_bytes()
+        state = self.observer.live_memory.add_state(optimizer)
         for number, compiled in self.graphs.items():
             observed = self.observer.observed[number]
             if state <= observed.state or compiled.options.limit is None:
@@ -158,9 +158,9 @@ atexit.register(SHARED_LIMITS.clear)  # objects made by native code are freed be
 def _listen() -> None:
     """Note the steps of all optimizers from now on."""
 
-    def after(_: torch.optim.Optimizer) -> None:
+    def after(optimizer: torch.optim.Optimizer) -> None:
         for limit in SHARED_LIMITS:
-            limit.note_optimizer_step()
+            limit.note_optimizer_step(optimizer)
 
     Listener(after=after)
 
