@@ -63,7 +63,6 @@ class HostTransfer:
         source: address to read.
         data: the device's side, kept until the copy has ended.
         predecessor: a copy that must end first.
-        done: whether the copy has ended.
         waited: seconds that the program waited for the copy.
         ended: event set at the end of the copy.
     """
@@ -74,7 +73,6 @@ class HostTransfer:
     source: int
     data: Any
     predecessor: HostTransfer | None = None
-    done: bool = False
     waited: float = 0.0
     ended: Signal = field(default_factory=Signal)
     memory: TakenRange | None = None
@@ -87,8 +85,12 @@ class HostTransfer:
         """Copy the bytes; the interpreter's lock is released meanwhile."""
         ctypes.memmove(self.target, self.source, self.size)
         self.memory = None
-        self.done = True
         self.ended.set()
+
+    @property
+    def done(self) -> bool:
+        """Return whether the copy has ended."""
+        return self.ended.is_set()
 
 
 class StorageBytes:
@@ -129,7 +131,7 @@ class HostEngine:
         self._peak_needed = 0
         self._link: Link | None = None
         self._process = os.getpid()
-        self._lock = threading.RLock()  # for free ranges and transfers: operations end in any thread
+        self._lock = threading.RLock()  # for free pages and ended transfers: operations end in any thread
         self._queues: list[queue.SimpleQueue[HostTransfer | None]] = [queue.SimpleQueue() for _ in range(2)]
         threads = [
             threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
@@ -171,7 +173,8 @@ class HostEngine:
 
     def _allocate(self, size: int, at: int) -> ArenaCopy:
         """Return a copy without bytes yet; the memory is free again when nobody keeps the copy."""
-        memory = self._free_list.take(size, at)
+        with self._lock:  # against the release of free pages to the system
+            memory = self._free_list.take(size, at)
         if memory is None:
             raise HostFullError(f"no {size:,} bytes are left on the host")
         self._memory.mark_touched(memory.at, size)
