@@ -106,9 +106,12 @@ class FakeRuntime:
         return event
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        address = torch._C.TensorBase.data_ptr  # no operation, which would count as the program's
+        sides = address(target), address(source)
+
         def task() -> None:
-            address = torch._C.TensorBase.data_ptr  # no operation, which would count as the program's
-            ctypes.memmove(address(target), address(source), source.numel())
+            assert (address(target), address(source)) == sides, "memory was given back too early"
+            ctypes.memmove(*sides, source.numel())
             self.copying -= 1
 
         self.copying += 1

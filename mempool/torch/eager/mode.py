@@ -575,8 +575,8 @@ class OffloadMode(TorchDispatchMode):
     def _call_with_effects(self, func: Any, effects: UndeclaredEffects, *args: Any, **kwargs: Any) -> Any:
         """Run an operation that may use tensors beyond the arguments.
 
-        While this mode handles an operation, this mode sees no nested operation. So for an operation that
-        takes functions, all storages are reloaded first; operations of a kernel in Python are lent theirs.
+        This mode sees no operation nested in the one that it handles. So all storages are reloaded before an
+        operation that takes functions, and operations of a kernel in Python count as the program's.
         """
         if effects.functions:
             self.transfers.reload_all()

@@ -67,10 +67,10 @@ class TransferManager:
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
+            self._forget_stale_copies()
             if record.state != RESIDENT or record.has_valid_copy or not self._may_offload(record):
                 return
             self._free_copy(record)
-            self._forget_stale_copies()
             try:
                 with self._own():
                     data = self._engine.bytes_of(record())
