@@ -402,12 +402,10 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
-std::optional<Traits> traits_of(const std::optional<c10::OperatorName>& name) {
-  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  if (!op) return std::nullopt;
+Traits traits_of(const c10::OperatorHandle& op) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
-  return all.operation(*op).traits;
+  return all.operation(op).traits;
 }
 
 // Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
@@ -422,7 +420,9 @@ std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
     const void* one = mode.load(std::memory_order_acquire);
     return one == nullptr || will_see(one, active);
   });
-  const std::optional<Traits> traits = traits_of(function.operator_name());
+  const auto name = function.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  const std::optional<Traits> traits = op ? std::optional(traits_of(*op)) : std::nullopt;
   if (seen && (!traits || traits->lent != Lent::kAll)) return nullptr;
   return std::make_unique<UnseenOperation>(!traits || traits->writes);
 }
@@ -454,15 +454,12 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     unseen[at] = mode != nullptr && !will_see(mode, below);
     sees |= mode != nullptr && !unseen[at];
   }
-  Traits traits{};
-  {
-    const std::lock_guard lock(all.mutex);
-    traits = all.operation(op).traits;
-  }
-  if (sees && TorchDispatchModeTLS::stack_len() == 1 && are_numbers(op, *stack)) {
+  const Traits traits = traits_of(op);
+  const bool sees_alone = sees && TorchDispatchModeTLS::stack_len() == 1;
+  if (sees_alone && are_numbers(op, *stack)) {
     const Hidden hidden;  // the mode would get Python numbers, which the operation does not take back
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-  } else if (sees && below.has(DispatchKey::Tracer) && TorchDispatchModeTLS::stack_len() == 1) {
+  } else if (sees_alone && below.has(DispatchKey::Tracer)) {
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_devices, false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
@@ -630,7 +627,6 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
   all.reserve = reserve;
   all.mode = mode;
   all.open.store(true, std::memory_order_release);
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
   return 1;
 }
 
@@ -653,8 +649,6 @@ MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {
 // Learn the operation on its way to the mode: whether it makes views or unwritten results, and the bytes needed for arguments
 // like these; -1: the mode must see each call.
 MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload, int views, int blank, std::int64_t bytes) {
-  // Autograd's engine restores the keys of its threads after each backward pass.
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
   if (awaited.empty()) return;
   const auto [schema, signature] = awaited.back();
   if (signature == 0 || schema->name() != name || schema->overload_name() != overload) return;
