@@ -135,8 +135,6 @@ class TestBypassExclusions:
                     library.define(f"one{i}{schema}")
                     library.impl(f"one{i}", lambda x: x, "CompositeExplicitAutograd")
                     getattr(operators, f"one{i}")(value)
-                    delattr(operators, f"one{i}")
-                    operators._dir.remove(f"one{i}")  # which `torch.export` goes through
             gc.collect()
             assert bypass_of(open_pool).passed == before
 

@@ -413,7 +413,6 @@ class TestKernelsOfTheProgram:
             with OffloadMode(engine, CPU, 1024):
                 drawn = torch.ops.mempool_once.once(*args).clone()
                 after = torch.rand(1000)
-            del torch.ops.mempool_once.once
         torch.manual_seed(0)
         assert torch.equal(drawn, torch.rand(1000))
         assert torch.equal(after, torch.rand(1000))
