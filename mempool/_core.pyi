@@ -622,6 +622,11 @@ def torch_cpu_functions() -> tuple:
 def torch_room_function() -> int:
     """Return the address of the bypass's function: room (see c_api.h)."""
 
+def torch_misses_function() -> int:
+    """
+    Return the address of the function that counts a client's misses (see c_api.h).
+    """
+
 def torch_guest_hook() -> Hook:
     """Return the hook of the guest in front of PyTorch's own CUDA allocator."""
 

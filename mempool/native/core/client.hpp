@@ -241,6 +241,8 @@ class Client : private Live<Client> {
   };
   State state();
   ClientStats stats();
+  // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
+  std::uint64_t misses() const noexcept;
   void reset_peaks() noexcept;
   // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
   // ranges that did so before; empty if none blocks a plan at present.
@@ -335,7 +337,6 @@ class Client : private Live<Client> {
   void note_pinned(const Occupancy::Range& range) noexcept;
   void forget_freed_pinned() noexcept;
   std::uint64_t large_allocations() const noexcept;
-  std::uint64_t misses() const noexcept;         // total
   std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
   void begin_latest() noexcept;
   void begin_latest_if_followed() noexcept;
