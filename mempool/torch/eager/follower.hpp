@@ -173,6 +173,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     }
   }
   if (traits.views) {  // a parked storage has its size and bytes
+    const Ours ours;
     const Hidden hidden;
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return true;
