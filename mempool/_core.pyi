@@ -195,6 +195,54 @@ class Pattern:
     @property
     def arena_bytes(self) -> int: ...
 
+class StreamEvent:
+    """A moment of a CUDA stream: all work queued there before."""
+
+    def query(self) -> bool:
+        """
+        Return whether the moment has passed.
+
+        Raises:
+            RuntimeError: work on the device failed.
+        """
+
+    def order_before(self, stream: int) -> None:
+        """
+        Let later work of a stream, given by handle, wait for the moment.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
+class CudaCopies:
+    """
+    Copies between a GPU and page-locked host memory on CUDA streams, given by handle.
+    """
+
+    def __init__(self, driver: str = 'libcuda.so.1') -> None:
+        """
+        Open the driver.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+
+    def record(self, stream: int) -> StreamEvent:
+        """
+        Return the present moment of a stream.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
+    def copy(self, stream: int, target: int, source: int, size: int, after: Sequence[int], events: Sequence[StreamEvent]) -> StreamEvent:
+        """
+        Copy `size` bytes from address `source` to address `target` on a stream, after the work so far of the streams `after` and after `events`. Return the moment after the copy.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
 class Signal:
     """Event that is set once; Ctrl-C leaves no wait half-done."""
 

@@ -4,7 +4,7 @@
 
 Needs a CUDA build of PyTorch, and no GPU: the programs run on the stand-in, where kernels and copies take no
 time, so that host time is all there is. Each run is a process of its own; runs with and without a limit take
-turns. A figure is the median of the rounds' medians, in seconds of processor, over the last steps. ``limit`` is
+turns. A figure is the median of medians, in seconds of processor, over the last steps. ``limit`` is
 a share of the live peak without a limit; 1.2 leaves room for everything.
 """
 

@@ -146,7 +146,9 @@ class OffloadMode(TorchDispatchMode):
                 self._admission,
                 self.counts,
             )
-            self.iterations.follower = ScheduleFollower(self, client, self.headroom, self.iterations)
+            self.iterations.follower = ScheduleFollower(
+                self, client, self.headroom, self.iterations, self._admission
+            )
         self.follower = self.iterations.follower
         self._records = self.storages.records
         self.traits = TraitsRegistry(device.type)

@@ -21,6 +21,7 @@ from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
+    from mempool.torch.eager.arena_admission import ArenaAdmission
     from mempool.torch.eager.iterations import Iterations
     from mempool.torch.eager.mode import OffloadMode
     from mempool.torch.eager.op_footprints import Footprint
@@ -75,10 +76,16 @@ class ScheduleFollower:
     """
 
     def __init__(
-        self, mode: OffloadMode, client: _core.Client, headroom: PoolHeadroom, iterations: Iterations
+        self,
+        mode: OffloadMode,
+        client: _core.Client,
+        headroom: PoolHeadroom,
+        iterations: Iterations,
+        admission: ArenaAdmission,
     ) -> None:
         """Start with the mode seeing all operations."""
-        self._mode, self._client, self._headroom, self._iterations = mode, client, headroom, iterations
+        self._mode, self._client, self._headroom = mode, client, headroom
+        self._iterations, self._admission = iterations, admission
         self._storages, self._transfers = mode.storages, mode.transfers
         self._library = interposer.library()
         self._is_cuda = self._storages.device == "cuda"
@@ -120,6 +127,7 @@ class ScheduleFollower:
         return (
             iterations.is_final
             and self._headroom.serves_schedule
+            and not self._admission.due
             and not self._transfers.captures
             and threading.get_ident() == self._transfers.thread
         )
