@@ -52,9 +52,11 @@ struct Expected {
   std::uint8_t actions = 0;
 };
 
+constexpr std::int64_t kUnknown = -1, kOlder = -2;
+
 struct Made {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
-  std::int64_t born;  // operation << 16 | place among the results
+  std::int64_t born;  // operation << 16 | place among the results; kOlder: of an earlier iteration
 };
 
 // Used by the thread of the program's operations alone, or by a thread of autograd's engine while that one waits.
@@ -69,6 +71,14 @@ struct Follower {
   void* client = nullptr;
   std::int64_t misses_before = 0;
   std::int64_t checked_bytes = 0;  // operations that need as much go to the mode once the pool's plan was missed
+  std::int64_t (*room)(void*) = nullptr;  // null: the pool has places for all that is planned
+  std::int64_t foreign_bytes = 0;  // of the pool's room, taken by storages outside the pool
+
+  // Return whether the pool may lack `need` bytes.
+  bool may_lack(std::int64_t need) const {
+    if (room != nullptr) return need > 0 && room(client) - foreign_bytes < need;
+    return need >= checked_bytes && misses(client) != misses_before;
+  }
   std::unordered_map<const c10::StorageImpl*, Made> made;
   std::size_t sweep_at = 0;
   std::uint64_t followed = 0;
@@ -178,7 +188,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return true;
   }
-  if (expected->need >= all.checked_bytes && all.misses(all.client) != all.misses_before) return false;
+  if (all.may_lack(expected->need)) return false;
   const auto at = static_cast<std::int64_t>(all.at);
   if (c10::List<at::Tensor> absent = parked_among(storages); (expected->actions & Expected::kBefore) != 0 || !absent.empty()) {
     call_python(before, {absent, at});
@@ -207,8 +217,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   return true;
 }
 
-// Return uint8 tensors of the living storages that followed operations made, and for each the operation << 16 | its place. Forget
-// them.
+// Return uint8 tensors of the living storages that followed operations made, and for each `Made::born`. Forget them.
 std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages() {
   std::vector<std::pair<std::int64_t, c10::Storage>> alive;
   for (const auto& [_, one] : follower().made)
@@ -278,9 +287,10 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   return 1;
 }
 
-// Follow a table from operation `at` on. Return 0 if another mode's schedule is followed.
+// Follow a table from operation `at` on; with `room`, only as far as the pool has room for results. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, const void* mode, int cuda,
-                                          std::int64_t (*misses)(void*), void* client, std::int64_t checked_bytes) {
+                                          std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
+                                          std::int64_t checked_bytes, std::int64_t foreign_bytes) {
   if (mempool_follower_await(mode, cuda) == 0) return 0;
   Follower& all = follower();
   all.expected = table;
@@ -289,9 +299,17 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   all.client = client;
   all.misses_before = misses(client);
   all.checked_bytes = checked_bytes;
-  all.made.clear();
+  all.room = room;
+  all.foreign_bytes = foreign_bytes;
   all.state.store(Follower::kFollowing, std::memory_order_release);
   return 1;
+}
+
+// End an iteration: what was made and is still alive is of an earlier iteration from now on.
+MEMPOOL_EXPORT void mempool_follower_end_iteration() {
+  Follower& all = follower();
+  std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
+  for (auto& [_, one] : all.made) one.born = kOlder;
 }
 
 MEMPOOL_EXPORT void mempool_follower_stop() { follower().state.store(Follower::kOff, std::memory_order_release); }
@@ -299,8 +317,9 @@ MEMPOOL_EXPORT std::size_t mempool_follower_position() { return follower().at; }
 MEMPOOL_EXPORT void mempool_follower_advance(std::size_t at) { follower().at = at; }
 MEMPOOL_EXPORT std::uint64_t mempool_follower_count() { return follower().followed; }
 
-// Return the operation << 16 | place of a storage that a followed operation made in this iteration; -1 for others.
+// Return the operation << 16 | place of a storage that a followed operation made in this iteration; kOlder: in an earlier one;
+// kUnknown: none did.
 MEMPOOL_EXPORT std::int64_t mempool_follower_born(const c10::StorageImpl* storage) {
   const auto found = follower().made.find(storage);
-  return found == follower().made.end() ? -1 : found->second.born;
+  return found == follower().made.end() ? kUnknown : found->second.born;
 }

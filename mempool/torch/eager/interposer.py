@@ -70,7 +70,17 @@ def library() -> ctypes.CDLL:
         "mempool_follower_learn_view": [text, text],
         "mempool_follower_set_actions": [pointer, text, size],
         "mempool_follower_await": [pointer, small],
-        "mempool_follower_start": [pointer, size, pointer, small, pointer, pointer, size],
+        "mempool_follower_start": [
+            pointer,
+            size,
+            pointer,
+            small,
+            pointer,
+            pointer,
+            pointer,
+            size,
+            size,
+        ],
         "mempool_follower_advance": [size],
         "mempool_follower_born": [pointer],
     }.items():
@@ -81,7 +91,7 @@ def library() -> ctypes.CDLL:
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
     loaded.mempool_follower_position.restype = loaded.mempool_follower_born.restype = size
-    for name in ("free", "learn_view", "set_actions", "advance", "stop"):
+    for name in ("free", "learn_view", "set_actions", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
     _functions.impl("lend", _lend, "CPU")
     _functions.impl("give_back", _give_back, "CPU")

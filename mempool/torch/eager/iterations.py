@@ -184,7 +184,7 @@ class Iterations:
         if at + 1 >= OPTIONS.max_iteration_operations:
             self.begin()
 
-    def move_after(self, at: int, made: list[StorageRecord]) -> None:
+    def move_after(self, at: int, made: Iterable[StorageRecord]) -> None:
         """Start the offloads due after operation `at`, and bind the operation's new storages to rows."""
         line, rows = self.actions[at], self._rows
         for record, row in zip(made, line.results, strict=False):

@@ -696,13 +696,11 @@ class OffloadMode(TorchDispatchMode):
         """Return the record of a storage; register an unknown storage first."""
         record = self._records.get(id(storage))
         if record is None or record() is not storage:
-            born = None if self.follower is None else self.follower.born(storage)
-            record = self.storages.register(tensor, storage, born, self.clock)
+            if self.follower is not None and self.follower.adopt(tensor, storage):
+                return self.storages.find(storage)
+            record = self.storages.register(tensor, storage, None, self.clock)
             if record is not None:
-                if born is None:
-                    self.iterations.record_argument(record)
-                else:
-                    self.iterations.bind(record)
+                self.iterations.record_argument(record)
         return record
 
     def _register_results(self, result: Any) -> list[StorageRecord]:

@@ -17,6 +17,7 @@ import torch
 from mempool import _core
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.options import OPTIONS
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 #: What is due at an operation, in `follower.hpp`.
 _BEFORE, _AFTER, _SEEN = 1, 2, 4
 _PLACE_BITS = 16
+_UNKNOWN, _OLDER = -1, -2
 
 
 class ExpectedOperations:
@@ -39,6 +41,7 @@ class ExpectedOperations:
 
     Attributes:
         handle: address of the table in C++.
+        moving: rows of the schedule that move.
         is_ready: whether two iterations in a row had these operations.
         is_unsettled: whether this iteration showed a new operation, or one whose workspace is not measured.
         peak_bytes: most bytes of storages and workspaces during the iterations that were seen.
@@ -50,13 +53,14 @@ class ExpectedOperations:
         self.handle: int = library.mempool_follower_table()
         weakref.finalize(self, library.mempool_follower_free, self.handle).atexit = False
         self._schedule = schedule
+        self.moving: set[int] = set()
         self.is_ready = self.is_unsettled = False
         self.peak_bytes = 0
 
     def complete(self) -> None:
         """Set what is due at each operation."""
         actions, recorded = bytearray(len(self._schedule)), self._schedule.recorded
-        moving = {row for one in self._schedule.actions for row, _ in one.after}
+        self.moving = moving = {row for one in self._schedule.actions for row, _ in one.after}
         for at, one in enumerate(self._schedule.actions):
             ends = one.after or one.dropped_copies or not moving.isdisjoint(one.results)
             actions[at] = (_BEFORE if one.before else 0) | (_AFTER if ends else 0)
@@ -90,25 +94,24 @@ class ScheduleFollower:
         self._library = interposer.library()
         self._is_cuda = self._storages.device == "cuda"
         self._learning: ExpectedOperations | None = None
-        self.is_following = False
+        self.is_following = self._has_made = False
         self.calls = 0
 
     # --- iterations
 
     def begin_iteration(self) -> None:
         """Follow the predicted schedule, or learn the operations of one that the mode follows."""
-        self.stop()
-        if not self._may_follow():
-            return
         pattern, mode = self._iterations.pattern, self._mode
-        if pattern is None:
-            return
-        if pattern.expected is None:
-            pattern.expected = ExpectedOperations(pattern.schedule)
-        if pattern.expected.is_ready:
-            self._start(pattern.expected, 0)
-        elif self._library.mempool_follower_await(id(mode), self._is_cuda):
-            self._learning, pattern.expected.is_unsettled = pattern.expected, False
+        if pattern is not None and self._may_follow():
+            if pattern.expected is None:
+                pattern.expected = ExpectedOperations(pattern.schedule)
+            if pattern.expected.is_ready:
+                self._start(pattern.expected, 0)
+            elif self._library.mempool_follower_await(id(mode), self._is_cuda):
+                self._learning, pattern.expected.is_unsettled = pattern.expected, False
+        if not self.is_following and self._has_made:
+            self._register_made()
+        self._has_made = self._headroom.is_followed = self.is_following
 
     def continue_with_other(self) -> None:
         """Follow the schedule to which the iteration has just switched, from this operation on."""
@@ -122,12 +125,12 @@ class ScheduleFollower:
             self._start(pattern.expected, len(self._iterations.current))
 
     def _may_follow(self) -> bool:
-        """Return whether moves are final, and all the rest of the memory has planned places in the pool."""
+        """Return whether the moves are final, and no arena is to come."""
         iterations = self._iterations
         return (
             iterations.is_final
-            and self._headroom.serves_schedule
             and not self._admission.due
+            and (self._headroom.serves_schedule or self._admission.is_refused)
             and not self._transfers.captures
             and threading.get_ident() == self._transfers.thread
         )
@@ -139,8 +142,10 @@ class ScheduleFollower:
             id(self._mode),
             self._is_cuda,
             _core.torch_misses_function(),
+            _core.torch_room_function() if self._headroom.is_checked else None,
             self._client.handle,
             self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
+            self._storages.foreign_bytes,
         )
         if started:
             interposer.set_follower(self)
@@ -148,10 +153,14 @@ class ScheduleFollower:
             self.is_following = True
 
     def end_iteration(self, peak_bytes: int) -> int:
-        """Take over at the end of an iteration; return the iteration's peak, given the peak that was seen."""
+        """Stop at the end of an iteration; return the iteration's peak, given the peak that was seen."""
         expected = self._expected if self.is_following else self._learning
         if self.is_following:
-            self.take_over()
+            self.synchronize()
+            if self._iterations.is_followed:
+                self._library.mempool_follower_end_iteration()
+            else:
+                self.take_over()
         elif self._learning is not None and self._iterations.is_followed:
             if self._learning.is_unsettled:
                 self._learning.peak_bytes = peak_bytes
@@ -198,36 +207,39 @@ class ScheduleFollower:
         if self.is_following:
             self._library.mempool_follower_advance(len(self._iterations.current))
 
-    def born(self, storage: Any) -> tuple[int, int] | None:
-        """Return `StorageRecord.born` of a storage that was made without the mode; None for others."""
-        if not self.is_following:
-            return None
-        code = self._library.mempool_follower_born(storage._cdata)
-        return None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
+    def adopt(self, tensor: torch.Tensor, storage: Any) -> bool:
+        """Register a storage that was made without the mode; return False for others."""
+        code = self._library.mempool_follower_born(storage._cdata) if self.is_following else _UNKNOWN
+        if code != _UNKNOWN:
+            self._register(tensor, storage, code)
+        return bool(code != _UNKNOWN)
 
     def take_over(self) -> None:
         """Register the storages that were made without the mode, and complete the recording."""
-        if not self.is_following:
-            return
-        self.synchronize()
-        self._library.mempool_follower_stop()
-        self.is_following = False
+        if self.is_following:
+            self.synchronize()
+            self._library.mempool_follower_stop()
+            self.is_following = False
+            self._register_made()
+            self._iterations.restore_recording()
+
+    def _register_made(self) -> None:
         with hidden_from_program():
             tensors, codes = torch.ops.mempool_interposer.made()
         for tensor, code in zip(tensors, codes, strict=True):
-            self._register(tensor, (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1))
-        if not self._iterations.is_followed:
-            self._iterations.restore_recording()
+            self._register(tensor, tensor.untyped_storage(), code)
 
-    def _register(self, tensor: torch.Tensor, born: tuple[int, int]) -> Any:
-        """Register a storage unless known, and return the record if new; uint8[n] over the storage."""
-        for plain, storage in storages_in(tensor):
-            if self._storages.find(storage) is None:
-                record = self._storages.register(plain, storage, born, self._mode.clock)
-                if record is not None:
-                    self._iterations.bind(record)
-                return record
-        return None
+    def _register(self, tensor: torch.Tensor, storage: Any, code: int) -> None:
+        """Register a storage unless known; `code`: when the storage was made, as `follower.hpp` has it."""
+        if self._storages.find(storage) is not None:
+            return
+        born = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
+        if (record := self._storages.register(tensor, storage, born, self._mode.clock)) is None:
+            return
+        if born is None:
+            self._iterations.current.initial_records.append(record)
+        else:
+            self._iterations.bind(record)
 
     # --- called by the interposer
 
@@ -237,7 +249,6 @@ class ScheduleFollower:
         mode = self._mode
         if self._storages.dead:
             mode.remove_dead()
-        self._iterations.skip_to(at)
         self._iterations.move_before(at, ())
         records = [
             record
@@ -245,16 +256,21 @@ class ScheduleFollower:
             for _, storage in storages_in(tensor)
             if (record := self._storages.find(storage)) is not None
         ]
-        if records:
+        if any(record.state == OFFLOADED for record in records):
+            self._iterations.skip_to(at)
             mode.admit(0, records)
+        else:
+            self._transfers.reload_each(records)
         self._iterations.note_finished_reloads(at)
 
     def after(self, results: list[torch.Tensor], at: int) -> None:
         """Start the offloads due after operation `at`, whose new storages are these: uint8[n] each."""
         self.calls += 1
-        self._iterations.skip_to(at + 1)
-        made = [self._register(tensor, (at, place)) for place, tensor in enumerate(results)]
-        self._iterations.move_after(at, [record for record in made if record is not None])
+        rows = self._iterations.actions[at].results
+        for place, (tensor, row) in enumerate(zip(results, rows, strict=False)):
+            if row in self._expected.moving:
+                self._register(tensor, tensor.untyped_storage(), at << _PLACE_BITS | place)
+        self._iterations.move_after(at, ())
 
     @property
     def passed(self) -> int:
