@@ -105,6 +105,7 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     if (operation.repeatable && *need > 0) again.assign(given, stack->end());
     const auto others = given - stack->begin();
     try {
+      const Ours ours;  // no operation within this one needs to be met
       const Hidden hidden;
       op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     } catch (const c10::OutOfMemoryError&) {
