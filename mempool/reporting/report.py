@@ -55,6 +55,7 @@ _SWAPPING = (
     ("beyond_bytes", "more by at most"),
     ("diverged", "iterations off the plan"),
     ("bypassed", "operations that passed by"),
+    ("followed", "operations that followed a schedule in C++"),
     ("plans", "plans"),
     ("changes", "changes by waits"),
     ("host_peak_bytes", "host memory at most"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +153,35 @@ def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPoo
             iterate(pool, work, 1)
     assert followed(pool, kinds[0]) > 3 * COUNT
     assert followed(pool, kinds[1]) > 3 * COUNT // 2
+
+
+def test_operations_between_marked_iterations_belong_to_none(pool: mempool.torch.TensorPool) -> None:
+    program, usual = Tensors(), list(range(COUNT))
+
+    def marked() -> None:
+        with pool.iteration():
+            program.iterate(usual)
+        pool.plan_now()
+        program.iterate(usual[: program.random.randrange(3)] or usual[:1])
+
+    for _ in range(80):
+        marked()
+    before = swapping(pool)["followed"]
+    marked()
+    assert swapping(pool)["followed"] - before > 3 * COUNT
+
+
+def test_forked_child_goes_on_in_the_middle_of_a_followed_iteration(pool: mempool.torch.TensorPool) -> None:
+    program, usual = Tensors(), list(range(COUNT))
+    settle(pool, lambda: program.iterate(usual))
+    program.iterate(usual[: COUNT // 2])
+    if (child := os.fork()) == 0:
+        try:
+            program.iterate(usual)
+        finally:
+            os._exit(sys.exc_info()[0] is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    program.iterate(usual)
 
 
 def train(limit: int | None, steps: int = 20) -> tuple[list[float], list[torch.Tensor], dict[str, Any], int]:

@@ -221,6 +221,8 @@ class OffloadMode(TorchDispatchMode):
         if self.bypass is not None:
             self.bypass.abandon()
             self.bypass.is_available = False
+        if self.follower is not None:
+            self.follower.stop()
         self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = UNDECIDED
         if self.headroom is not None:
             self.headroom.end()
@@ -276,8 +278,12 @@ class OffloadMode(TorchDispatchMode):
         self.marked = True
         self._stop_detection()
         self.remove_dead()
+        if self.follower is not None:
+            self.follower.take_over()
         self._is_partial = False
         self.iterations.begin()
+        if self.follower is not None:
+            self.follower.begin_iteration()
 
     def step(self) -> None:
         """End an iteration; the next iteration may begin."""

@@ -96,6 +96,7 @@ class ScheduleFollower:
         self._learning: ExpectedOperations | None = None
         self.is_following = self._has_made = False
         self.calls = 0
+        self._passed_before = self._library.mempool_follower_count()
 
     # --- iterations
 
@@ -274,5 +275,5 @@ class ScheduleFollower:
 
     @property
     def passed(self) -> int:
-        """Return the number of operations that ran without a mode, of all followers of the process."""
-        return int(self._library.mempool_follower_count())
+        """Return the number of operations that ran without the mode."""
+        return int(self._library.mempool_follower_count() - self._passed_before)
