@@ -14,6 +14,7 @@ from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.per_rank_files import file_to_read, own_file, rank
 from mempool.planning.planner_thread import Planner, first_cache_bytes
+from mempool.reporting.steps import StepCounter
 from mempool.settings import NEVER, TESTED, Settings, check_swapping, made_with, settings
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Pool:
             self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
         self.client.set_retained_limit(first_cache_bytes(self.device))
+        self.step_counter = StepCounter(self.client)
         self._fault_collector = self._check() if self.settings.check else None
         self._server = self.client if self._fault_collector is None else self._fault_collector.core
         self._in_iteration: int | None = None
@@ -229,6 +231,7 @@ class Pool:
         finally:
             if begun:
                 self.client.mark(_core.Mark.END)
+                self.step_counter.count()
                 with self._lock:
                     self._in_iteration = None
 
@@ -243,6 +246,7 @@ class Pool:
     def _step(self, *, found: bool = False) -> None:
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP, detected=found)
+        self.step_counter.count()
 
     def _check_outside_iterations(self) -> None:
         with self._lock:
@@ -326,6 +330,30 @@ class Pool:
         if self.client.patterns():
             return "armed"
         return "recording" if state["recording"] or state["tracing"] else "dynamic"
+
+    def metrics(self) -> dict[str, int | float | str]:
+        """Return the pool's present numbers for a logger, under the same keys for every pool.
+
+        Keys, with 0 for what does not exist (yet):
+
+        * ``state``: see `state`.
+        * ``steps``: completed steps, of the optimizer or marked by the program.
+        * ``periods``: repetitions that the pool detected in a program without steps.
+        * ``planned_from``: step, else period, from which a plan was in effect.
+        * ``plans``: number of plans made.
+        * ``hits``, ``misses``: allocations at the planned address and others, since the first plan.
+        * ``hit_rate``: hits / (hits + misses), from 0 to 1.
+        * ``live_bytes``, ``live_peak_bytes``: bytes in use, now and at most.
+        * ``reserved_bytes``, ``reserved_peak_bytes``: bytes held from the device, now and at most.
+        * ``planned_bytes``: size of the plan's arena.
+        * ``limit_bytes``: limit that offloading keeps.
+        * ``waited_seconds``: time waited for offloading.
+
+        A call takes some microseconds.
+        """
+        from mempool.reporting.metrics import make_metrics
+
+        return make_metrics(self)
 
     def report(self) -> Report:
         """Return counts and sizes: print the report, show it in a notebook, or take ``.to_dict()``."""

@@ -95,7 +95,9 @@ class StepDetector:
             self.has_decided = True
             pool.reset_plans()
             pool.mark_detected_step()
-        elif self._shows_steps:
+            return
+        pool.step_counter.count()
+        if self._shows_steps:
             pool.client.record_detected_step()
 
     def ends_iterations(self, optimizer: torch.optim.Optimizer) -> bool:

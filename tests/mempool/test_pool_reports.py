@@ -11,6 +11,7 @@ import pytest
 from pools import run, simulated
 
 from mempool import Pool, UsageError
+from mempool.reporting.metrics import NOTHING
 from traces.formats.parquet import read_trace
 
 if TYPE_CHECKING:
@@ -86,6 +87,20 @@ def test_reported_fragmentation_agrees_with_the_reported_bytes(pool: Pool) -> No
     assert values["fragmentation"] == pytest.approx(1 - values["peak_load_bytes"] / arena)
     assert rows["arena as planned"].startswith(f"{arena:,} B")
     assert rows["arena held now"].startswith(f"{values['arena_bytes']:,} B")
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_metrics_count_steps_where_marked_and_periods_elsewhere(pool: Pool, marks: bool) -> None:
+    none = pool.metrics()
+    assert none == NOTHING | {"state": "recording"}
+    run(pool, programs.replaced(programs.Watched(pool)), 20, marks=marks)
+    metrics, values = pool.metrics(), pool.report().to_dict()
+    assert {key: type(value) for key, value in metrics.items()} == {k: type(v) for k, v in none.items()}
+    assert (metrics["steps"] > 0, metrics["periods"] > 0) == (marks, not marks)
+    assert 1 < metrics["planned_from"] < 20
+    assert metrics["planned_bytes"] == values["planned_arena_bytes"] <= metrics["reserved_bytes"]
+    assert metrics["hits"] == values["hits"]
+    assert metrics["hit_rate"] == values["hit_rate"] == 1
 
 
 def test_later_plan_hides_no_miss_of_an_earlier_plan(pool: Pool) -> None:

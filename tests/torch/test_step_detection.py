@@ -75,6 +75,17 @@ def is_marked(pool: mempool.torch.TensorPool) -> bool:
     return bool(pool.client.state()["marked"])
 
 
+def test_metrics_count_optimizer_steps(pool: mempool.torch.TensorPool) -> None:
+    training = Training(lambda: 2)
+    trained(pool, training, 12)
+    metrics = pool.metrics()
+    assert (metrics["steps"], metrics["periods"]) == (12, 0)
+    assert 1 < metrics["planned_from"] < 12
+    pool.watch(training.optimizers[0])
+    trained(pool, training, 3)
+    assert pool.metrics()["steps"] == 15
+
+
 def test_unordered_lengths_are_planned_without_marks_and_identical(one_thread: None) -> None:
     training = Training(drawn())
     expected = [training.step() for _ in range(220)]
