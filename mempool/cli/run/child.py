@@ -27,8 +27,6 @@ ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: Peak of requested bytes below which a program gave the pool next to nothing to do.
-LITTLE = 1 << 20
 #: File name by which Python recognizes a frame of the import system, which Python omits from tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
@@ -179,11 +177,11 @@ class Run:
     def _children_did_it(self, reports: dict[str, Any]) -> bool:
         """Return true if poolless children, not this process, did the work.
 
-        This process then requested less than `LITTLE` bytes, and all children together used more CPU time.
+        The pools of this process then had no work, and all children together used more CPU time.
         """
         if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
             return False
-        if sum(most_requested(report.values) for report in reports.values()) >= LITTLE:
+        if any(report.has_work for report in reports.values()):
             return False
         own = os.times()
         return bool(_seconds_of_children() - self._not_the_programs > own.user + own.system)
@@ -208,15 +206,19 @@ class Run:
 
             said = {name: report.to_dict() for name, report in reports.items()}
             write_json({"pid": os.getpid(), "pools": said}, own_file(self.options["json"]))
-        if self.options["quiet"]:
-            return
+        if not self.options["quiet"]:
+            self._print(reports, explained, did_it=did_it)
+
+    def _print(self, reports: dict[str, Any], explained: dict[str, str], *, did_it: bool) -> None:
+        """Print a line for each pool that had work, and the tables that were asked for."""
         who = f" (process {os.getpid()})" if self.is_child else ""
-        used = {name: report for name, report in reports.items() if report.values["allocations"]}
-        for name, report in (used or reports).items():
-            title, _, rest = str(report).partition("\n")
-            _write(f"{title}{who}\n{rest}")
-            if name in explained:
-                _write(explained[name])
+        for name, report in reports.items():
+            if report.has_work:
+                _write(f"mempool{who}: {report.verdict}")
+                if self.options["report"]:
+                    _write(str(report).partition("\n")[2])
+                if name in explained:
+                    _write(explained[name])
         if not self.is_child:
             self._remark(reports, did_it=did_it)
 
@@ -231,6 +233,10 @@ class Run:
             )
         if not reports:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+        elif all(pool.settings.mode == "off" for pool in self.pools.values()):
+            _say("no pool: MEMPOOL=off")
+        elif not (did_it or any(report.has_work for report in reports.values())):
+            _say(f"nothing to report: {' and '.join(reports)} never had 1 MiB in use")
         if did_it:
             _say(
                 "child processes did the work, and ran without a pool: if they are Python's, say "
@@ -410,12 +416,6 @@ class _Loader:
             self._told.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
-
-
-def most_requested(values: dict[str, Any]) -> int:
-    """Return the largest number of requested bytes in a report; several devices are added up."""
-    devices: dict[str, dict[str, Any]] = values.get("devices", {})
-    return sum(map(most_requested, devices.values())) + int(values.get("requested_peak_bytes", 0))
 
 
 def _seconds_of_children() -> float:

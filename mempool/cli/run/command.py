@@ -104,6 +104,9 @@ def run(
             "default in front where possible.",
         ),
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="End with a table of the pool's numbers too.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
     ] = False,
@@ -113,12 +116,14 @@ def run(
             "--children", help="Child processes too; each trace has the process number in its name."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No report at the end.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Say nothing, neither at the end nor meanwhile.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report as one JSON object.")
     ] = None,
 ) -> None:
-    """Run an unchanged program with the pool under it; report on stderr when the program ends.
+    """Run an unchanged program with the pool under it; say on stderr at the end what the pool did.
 
     The pool detects the iteration automatically, and keeps the plan for the next
     run of the program, which follows it from the first iteration. Options of mempool precede the
@@ -167,6 +172,7 @@ def run(
         backend="pluggable" if rehearse else None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
+        report=report,
         explain=explain,
         children=children,
         quiet=quiet,

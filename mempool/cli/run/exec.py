@@ -29,6 +29,7 @@ OPTIONS = {
     "--max-reserved": True,
     "--limit": True,
     "--backend": True,
+    "--report": False,
     "--explain": False,
     "--children": False,
     "--quiet": False,
@@ -75,7 +76,9 @@ def launch(arguments: Sequence[str]) -> None:
         return
     # Absolute paths, since the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
-    flags = {name: given[f"--{name}"] for name in ("accesses", "fresh", "explain", "children", "quiet")}
+    flags = {
+        name: given[f"--{name}"] for name in ("accesses", "fresh", "report", "explain", "children", "quiet")
+    }
     start(program, record=record, json_file=json_file, **flags)
 
 
@@ -100,6 +103,7 @@ def start(
     json_file: str | None,
     accesses: bool,
     fresh: bool,
+    report: bool,
     explain: bool,
     children: bool,
     quiet: bool,
@@ -122,6 +126,7 @@ def start(
         "max_reserved": max_reserved,
         "limit": limit,
         "backend": backend,
+        "report": report,
         "explain": explain,
         "children": children,
         "quiet": quiet,
