@@ -335,7 +335,7 @@ def test_each_rank_saves_and_replays_its_own_plan_or_the_common_plan(
 
 def test_traces_and_reports_of_ranks_do_not_overwrite_each_other(tmp_path: Path) -> None:
     """The processes start as under `torchrun --no-python mempool run`."""
-    (tmp_path / "train.py").write_text("import numpy as np\nfor _ in range(50): np.ones(2000) * 2\n")
+    (tmp_path / "train.py").write_text("import numpy as np\nfor _ in range(50): np.ones(200_000) * 2\n")
     command = [sys.executable, "-P", "-m", "mempool", "run", "--record", "run.trace", "--json", "run.json"]
     for rank in ("0", "1"):
         environment = {**os.environ, "RANK": rank, "WORLD_SIZE": "2"}
