@@ -478,6 +478,9 @@ class Client:
 
     def reset_peaks(self) -> None: ...
 
+    def take_live_peak(self) -> int:
+        """Return the largest number of live bytes since the last call."""
+
     def set_retained_limit(self, bytes: int) -> None:
         """
         Set the bytes of free memory that the pool should keep for this client; the largest wish of all clients counts.

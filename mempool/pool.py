@@ -372,6 +372,11 @@ class Pool:
         return PoolSnapshot(
             name=self.name,
             state=self.state,
+            mode=self.settings.mode,
+            steps=self.step_counter.steps,
+            planned_from=self.step_counter.planned_from,
+            # arenas on a device touch no pages of the process
+            page_faults=self.step_counter.page_faults if isinstance(self.device, _core.HostDevice) else None,
             rank=rank(),
             client_state=self.client.state(),
             client_stats=self.client.stats(),

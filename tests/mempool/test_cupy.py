@@ -221,7 +221,7 @@ def test_plans_are_saved_and_loaded_for_each_device(
             train(pool)
         pool.save(path)
         each, joint = [one.metrics() for one in pool.pools.values()], pool.metrics()
-        assert joint["steps"] == each[0]["steps"] == each[1]["steps"]
+        assert joint["steps"] == max(metrics["steps"] for metrics in each)
         assert joint["reserved_bytes"] == each[0]["reserved_bytes"] + each[1]["reserved_bytes"]
         assert joint["hit_rate"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.device1.plan", "run.plan"]

@@ -177,7 +177,7 @@ def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogC
         pool.release()
         fake.set_capacity(200 * MIB)
         iterations(pool, LARGE[:4], 1)
-        assert "no arena for it: there is too little memory" in pool.explain()
+        assert "no memory for its arena: there is too little memory" in pool.explain()
         for _ in range(3):
             iterations(pool, LARGE[:4], 10)
             pool.planner.run_once(0.0)

@@ -29,13 +29,15 @@ OPTIONS = {
     "--max-reserved": True,
     "--limit": True,
     "--backend": True,
+    "--report": False,
+    "--plot": True,
     "--explain": False,
     "--children": False,
     "--quiet": False,
     "--json": True,
 }
 #: Options that the slow path checks.
-SLOW = ("--plan", "--max-reserved", "--limit", "--backend")
+SLOW = ("--plan", "--plot", "--max-reserved", "--limit", "--backend")
 #: Names of torchrun, as a module and as a script.
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 NO_POOL_IN_RANKS = (
@@ -75,7 +77,9 @@ def launch(arguments: Sequence[str]) -> None:
         return
     # Absolute paths, since the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
-    flags = {name: given[f"--{name}"] for name in ("accesses", "fresh", "explain", "children", "quiet")}
+    flags = {
+        name: given[f"--{name}"] for name in ("accesses", "fresh", "report", "explain", "children", "quiet")
+    }
     start(program, record=record, json_file=json_file, **flags)
 
 
@@ -100,10 +104,12 @@ def start(
     json_file: str | None,
     accesses: bool,
     fresh: bool,
+    report: bool,
     explain: bool,
     children: bool,
     quiet: bool,
     plan: str | None = None,
+    plot: str | None = None,
     plan_is_of: str = "",
     max_reserved: int | None = None,
     limit: int | str | None = None,
@@ -122,6 +128,8 @@ def start(
         "max_reserved": max_reserved,
         "limit": limit,
         "backend": backend,
+        "report": report,
+        "plot": plot,
         "explain": explain,
         "children": children,
         "quiet": quiet,

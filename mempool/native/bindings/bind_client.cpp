@@ -358,6 +358,7 @@ void bind_client(nb::module_& m) {
       .def("state", &client_state)
       .def("stats", &client_stats)
       .def("reset_peaks", &Client::reset_peaks, released)
+      .def("take_live_peak", &Client::take_live_peak, released, "Return the largest number of live bytes since the last call.")
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
            "Set the bytes of free memory that the pool should keep for this client; the largest wish of all "
            "clients counts.")

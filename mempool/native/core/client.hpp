@@ -247,6 +247,8 @@ class Client : private Live<Client> {
   Results results();
   ClientStats stats();
   void reset_peaks() noexcept;
+  // Return the largest number of live bytes since the last call.
+  std::size_t take_live_peak() noexcept;
   // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
   // ranges that did so before; empty if none blocks a plan at present.
   std::vector<std::pair<Offset, Offset>> pinned_ranges();
@@ -437,6 +439,7 @@ class Client : private Live<Client> {
   Offset next_offset_ = kDynamic;      // see allocate_next_at()
   bool between_ = false;              // between the end of a marked region and the beginning of the next
   bool marked_ = false, replaying_ = false;
+  std::size_t earlier_live_peak_ = 0;  // before the last `take_live_peak`
   std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, miss_score_ = 0;
   std::uint64_t clean_ = 0;  // consecutive iterations without a miss since the latest plan took effect
   std::uint64_t longest_clean_ = 0;   // longest such run that ended with a miss
