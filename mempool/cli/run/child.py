@@ -72,6 +72,7 @@ class Run:
         self._killed_by = 0
         self._accesses: Any = None  # PyTorch's recording of accesses
         self._watches_forks = False
+        self._monitor: Any = None
         self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
         self._masks: dict[int, Any] = {}  # signal masks of forking threads from before the fork, by thread
 
@@ -123,6 +124,7 @@ class Run:
         )
         pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
         self.pools[framework] = pool
+        self._begin_monitor()
         if accesses:
             with Ours():
                 self._accesses = adapter.record(record)
@@ -132,6 +134,14 @@ class Run:
             # inherits this handler.
             self._watches_forks = True
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def _begin_monitor(self) -> None:
+        """Show a status line, and sample the memory for a page."""
+        from mempool.cli.run.monitor import Monitor, terminal_shows_status
+
+        shows = not (self.options["quiet"] or self.is_child) and terminal_shows_status()
+        if self._monitor is None and (shows or self.options["plot"]):
+            self._monitor = Monitor(self.pools, shows=shows, samples=bool(self.options["plot"]))
 
     def _on_the_gpu(self) -> Any:
         """Return PyTorch's pool if the pool is of a GPU: memory is scarce there, and CuPy shares the pool."""
@@ -166,6 +176,7 @@ class Run:
             return
         self._finishing = True
         try:
+            self._end_monitor()
             self._report()
         except Exception as error:
             _say(f"no report: {type(error).__name__}: {error}")
@@ -173,6 +184,22 @@ class Run:
             _die(self._killed_by)
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             _interrupted()
+
+    def _end_monitor(self) -> None:
+        """Clear the status line, and write the page of the memory."""
+        if self._monitor is None:
+            return
+        self._monitor.stop()
+        if (path := self._own(self.options["plot"])) is not None:
+            from mempool.per_rank_files import own_file
+            from mempool.reporting.memory_history import page
+            from traces.files import atomic
+
+            try:
+                with atomic(own_file(path)) as temporary:
+                    temporary.write_text(page(list(self._monitor.histories.values())), encoding="utf-8")
+            except Exception as error:
+                _say(f"no page: {type(error).__name__}: {error}")
 
     def _children_did_it(self, reports: dict[str, Any]) -> bool:
         """Return true if poolless children, not this process, did the work.
@@ -293,7 +320,7 @@ class Run:
 
     def _begin_in_child(self) -> None:
         pools, self.pools = self.pools, {}
-        self._accesses = None
+        self._accesses = self._monitor = None
         for pool in pools.values():
             pool.close()
         if not self.options["children"]:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from mempool.cli.options import parsed
-from mempool.cli.output import ExitCode, Stop
+from mempool.cli.output import ExitCode, Stop, require_bokeh
 from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run import exec as launch
 
@@ -107,6 +107,10 @@ def run(
     report: Annotated[
         bool, typer.Option("--report", help="End with a table of the pool's numbers too.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE", help="Write a page of the memory by step: memory.html. Needs Bokeh."),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
     ] = False,
@@ -136,6 +140,7 @@ def run(
         mempool run --record run.trace -m package.train
         mempool run --record run.trace --accesses train.py
         mempool run --limit 12GiB train.py
+        mempool run --plot memory.html train.py
         mempool run --plan run.plan --explain train.py
         mempool run --rehearse train.py
     """
@@ -154,8 +159,10 @@ def run(
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
-    if (output := overwritten_file(kept, (record, json_file))) is not None:
+    if (output := overwritten_file(kept, (record, plot, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
+    if plot is not None:
+        require_bokeh("--plot")
     if rehearse:
         _check_rehearsal(chosen, fresh=fresh)
         from mempool.cli.run.rehearsed_plan import rehearse_plan
@@ -166,6 +173,7 @@ def run(
         record=_writable(record),
         **_plan(plan),
         json_file=_writable(json_file),
+        plot=_writable(plot),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
         # a rehearsal's plan is of the pool in place of PyTorch's allocator

@@ -30,13 +30,14 @@ OPTIONS = {
     "--limit": True,
     "--backend": True,
     "--report": False,
+    "--plot": True,
     "--explain": False,
     "--children": False,
     "--quiet": False,
     "--json": True,
 }
 #: Options that the slow path checks.
-SLOW = ("--plan", "--max-reserved", "--limit", "--backend")
+SLOW = ("--plan", "--plot", "--max-reserved", "--limit", "--backend")
 #: Names of torchrun, as a module and as a script.
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 NO_POOL_IN_RANKS = (
@@ -108,6 +109,7 @@ def start(
     children: bool,
     quiet: bool,
     plan: str | None = None,
+    plot: str | None = None,
     plan_is_of: str = "",
     max_reserved: int | None = None,
     limit: int | str | None = None,
@@ -127,6 +129,7 @@ def start(
         "limit": limit,
         "backend": backend,
         "report": report,
+        "plot": plot,
         "explain": explain,
         "children": children,
         "quiet": quiet,
