@@ -37,6 +37,7 @@ DECISIONS = {
     "set_aside": "set the loaded plans aside: the program does not follow them",
     "superseded": "dropped plan {pattern}: another serves its allocations",
     "evicted": "evicted plan {pattern}: least recently used",
+    "withdrawn": "the plans did not pay",
     "forgotten": "dropped plan {pattern}: it was unused, and memory was short",
     "dropped": "dropped all plans",
     "arena": "the arena has {size}",

@@ -22,6 +22,7 @@
 #include "core/decision_log.hpp"
 #include "core/flight.hpp"
 #include "core/follower.hpp"
+#include "core/iteration_results.hpp"
 #include "core/live.hpp"
 #include "core/pattern.hpp"
 #include "core/pool.hpp"
@@ -240,6 +241,10 @@ class Client : private Live<Client> {
     Refusal refusal = Refusal::none;     // why no arena of that size exists
   };
   State state();
+  struct Results {
+    IterationResults unplanned, planned;  // without a plan in effect; since the latest plan took effect
+  };
+  Results results();
   ClientStats stats();
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
@@ -343,6 +348,8 @@ class Client : private Live<Client> {
   void begin_latest_if_followed() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
+  void keep_result() noexcept;
+  double seconds_since_mark() noexcept;
   void release_idle_outside_arena() noexcept;
   Pool::Holes holes_for(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
@@ -416,6 +423,11 @@ class Client : private Live<Client> {
   std::size_t taken_outside_arena_ = 0;
   Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
   PatternHistory history_of_patterns_;             // history of ended iterations
+  Results results_;
+  std::uint64_t hits_before_ = 0, all_misses_before_ = 0;  // when this iteration began
+  const void* marked_by_ = nullptr;   // the thread of the last mark
+  double marked_at_ = 0;              // in seconds
+  double iteration_seconds_ = 0;      // of the iteration that a mark ends
   Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
