@@ -50,6 +50,11 @@ class Pool:
     reads_environment = True
     #: True if the pool can keep a ``limit``, by offloading.
     swaps = False
+    #: Names that `dir` lists: those that users need.
+    shown: tuple[str, ...] = (
+        *("allocate", "close", "dynamic", "explain", "faults", "free", "iteration", "metrics", "name"),
+        *("release", "report", "save", "settings", "state", "step", "trim", "wait"),
+    )
     #: True if other pools can use the pool's memory.
     can_be_shared = True
 
@@ -520,6 +525,9 @@ class Pool:
         """Do not close at the exit of Python; the caller closes the pool later."""
         _open.discard(self)
         _recording.discard(self)
+
+    def __dir__(self) -> list[str]:
+        return list(self.shown)
 
     def __enter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ class TensorPool(Pool):
     """A pool that stops serving PyTorch when closed."""
 
     framework = "torch"
+    shown = (*(name for name in Pool.shown if name not in ("allocate", "free", "faults")), "watch")
     swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:

@@ -224,6 +224,11 @@ def test_plans_are_saved_and_loaded_for_each_device(
         assert joint["steps"] == max(metrics["steps"] for metrics in each)
         assert joint["reserved_bytes"] == each[0]["reserved_bytes"] + each[1]["reserved_bytes"]
         assert joint["hit_rate"] == 1
+        assert (
+            {"metrics", "step", "free_all_blocks"}
+            < set(dir(pool))
+            < {*dir(type(pool)), "name", "malloc", "settings"}
+        )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.device1.plan", "run.plan"]
     with install(platform, plan=str(path)) as pool:
         for device in (1, 0):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from mempool.cli.help import Command
 from mempool.cli.options import parsed
 from mempool.cli.output import ExitCode, Stop, require_bokeh
 from mempool.cli.output_files import overwritten_file, write_obstacle
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Command):
     """Command whose options end where the program's command line begins, as Python's own options do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -135,6 +135,8 @@ def start(
         "quiet": quiet,
         "pythonpath": pythonpath,
     }
+    if not quiet and (names := ours_behind(program)):
+        sys.stderr.write(f"mempool: {', '.join(names)} went to the program: options for mempool precede it\n")
     if not children and is_torchrun(program):
         sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
     environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
@@ -156,6 +158,12 @@ def _interpreter_flags() -> list[str]:
         if name not in "EIScm":
             found += [name if name.startswith("--") else f"-{name}", *([] if value is None else [value])]
     return found
+
+
+def ours_behind(program: Sequence[str]) -> list[str]:
+    """Return options of `mempool run` among the program's own arguments."""
+    given = (argument.partition("=")[0] for argument in program[1:])
+    return [name for name in dict.fromkeys(given) if name in OPTIONS or name == "--rehearse"]
 
 
 def is_torchrun(program: Sequence[str]) -> bool:
