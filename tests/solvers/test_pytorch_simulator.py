@@ -1,4 +1,4 @@
-"""PyTorch's simulated allocator: a model in lists, settings, and the judge of real recordings."""
+"""PyTorch's simulated allocator: invariants, settings, and the judge of real recordings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pytorch_model import Model
 from recordings import recording_of
 from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
 
@@ -23,26 +22,8 @@ from traces.formats.snapshot import read_snapshot
 from traces.trace import EventType, Trace
 
 
-def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[int]]:
-    """Return the address of each event, and live and reserved bytes after the event."""
-    addresses, live, reserved = [], [], []
-    placed: dict[int, int] = {}
-    for row in range(len(trace)):
-        buffer, address = int(trace.buffer[row]), None
-        if trace.kind[row] == EventType.ALLOC and trace.size[row]:
-            address = model.allocate(int(trace.size[row]), int(trace.stream[row]))
-            if address is not None:
-                placed[buffer] = address
-        elif trace.kind[row] == EventType.FREE and buffer in placed:
-            model.free(placed.pop(buffer))
-        addresses.append(-1 if address is None else address)
-        live.append(model.live)
-        reserved.append(model.reserved)
-    return addresses, live, reserved
-
-
 @st.composite
-def model_settings(draw: st.DrawFn) -> dict[str, Any]:
+def drawn_settings(draw: st.DrawFn) -> dict[str, Any]:
     """Any combination of settings, in the words of the simulator."""
     chosen: dict[str, Any] = {}
     if draw(st.booleans()):
@@ -61,50 +42,18 @@ def model_settings(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
-    divisions = chosen.get("roundup_power2_divisions", 0)
-    split = chosen.get("max_split_size_mb")
-    return Model(
-        limit,
-        max_split=1 << 62 if split is None else split * MIB,
-        rounding=chosen.get("max_non_split_rounding_mb", 20) * MIB,
-        large=chosen.get("large_segment_size_mb", 20) * MIB,
-        threshold=chosen.get("garbage_collection_threshold", 0.0),
-        divisions=(divisions,) * 16 if isinstance(divisions, int) else divisions,
-        expandable=expandable,
-    )
-
-
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
 @settings(max_examples=100, deadline=None)
 @given(
     trace=event_traces(),
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
-    chosen=model_settings(),
+    chosen=drawn_settings(),
 )
-def test_simulator_agrees_with_the_model(
+def test_any_settings_and_limit_keep_the_invariants(
     allocator: str, trace: Trace, limit: int, chosen: dict[str, Any]
 ) -> None:
-    """Every address, and live and reserved bytes after every event, with any settings and limit."""
-    simulation = simulate(trace, allocator, limit_bytes=limit * MIB, **chosen)
-    model = model_of(limit * MIB, expandable=allocator != "pytorch", **chosen)
-    address, live, reserved = run_model(trace, model)
-    assert simulation.address.tolist() == address
-    assert simulation.live.tolist() == live
-    assert simulation.reserved.tolist() == reserved
-    check_simulation(simulation, limit * MIB)
-
-
-@pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
-@pytest.mark.parametrize("chosen", [{}, {"max_split_size_mb": 20, "garbage_collection_threshold": 0.6}])
-def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]) -> None:
-    trace = random_trace(5, 1200, largest=40 * MIB)
-    limit = int(trace.load().max()) * 11 // 10 // MIB * MIB
-    simulation = simulate(trace, allocator, limit_bytes=limit, **chosen)
-    model = model_of(limit, expandable=allocator != "pytorch", **chosen)
-    address, live, reserved = run_model(trace, model)
-    assert simulation.address.tolist() == address
-    assert (simulation.live.tolist(), simulation.reserved.tolist()) == (live, reserved)
+    """PyTorch itself is compared in tests/rehearsal/test_simulated_pytorch.py."""
+    check_simulation(simulate(trace, allocator, limit_bytes=limit * MIB, **chosen), limit * MIB)
 
 
 def test_garbage_collection_threshold_needs_a_limit() -> None:
