@@ -13,8 +13,8 @@ import pytest
 import sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import MIB, check_simulation, event_traces, trace_of
 from sequences import NETWORKS, varied
-from simulations import MIB, check_simulation, event_traces, trace_of
 
 from mempool import _core
 from mempool.simulate import simulate
