@@ -394,6 +394,7 @@ class Pool:
             shared_with=sharing.other_clients(self),
             max_reserved_bytes=self.settings.max_reserved,
             offloading=self.swapping_values(),
+            withdrawn=self.planner.learner.withdrawn,
         )
 
     def swapping_values(self) -> dict[str, Any] | None:

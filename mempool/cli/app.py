@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, convert, demo, plan, show
+from mempool.cli import check, convert, demo, diagnose, plan, show
 from mempool.cli.compare.command import compare
 from mempool.cli.fit.command import fit
 from mempool.cli.help import Command, Group
@@ -39,6 +39,7 @@ app.command(cls=RunCommand, context_settings=CONTEXT)(rehearse)
 app.command(cls=Command)(convert.convert)
 app.command(cls=Command)(show.show)
 app.command(cls=Command)(swap)
+app.command(cls=Command)(diagnose.diagnose)
 
 
 @app.callback(invoke_without_command=True)

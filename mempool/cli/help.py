@@ -12,6 +12,7 @@ Usage: mempool VERB ...      (mempool VERB --help shows options and examples)
 Use less memory
   run       Run an unchanged program with the pool, or within a limit
   demo      What does the pool gain? A small training, with it and without
+  diagnose  What is installed, and what is in the way? For bug reports
 Will it fit?
   rehearse  What will this CUDA program hold? Run it without a GPU
   fit       Does this model fit a GPU? Predict it without GPU and memory

@@ -33,6 +33,7 @@ class Learner:
         registry: plans of the client.
         builder: builder of plans.
         replanner: replanner for plans that have to be made again.
+        withdrawn: why the last plan that did not pay was withdrawn; empty if none was.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Learner:
         self._interrupt = interrupt
         self.builder, self.registry, self._schedule = builder, builder.registry, builder.schedule
         self.replanner = Replanner(client, builder)
+        self.withdrawn = ""
         self._fruitless = 0
         self._dropped = 0
         self._misses_seen = -1
@@ -395,6 +397,7 @@ class Learner:
             self._schedule.plans_dropped(self.builder.counts(), recording=self._client.state()["recording"])
         elif reason := self._reason_to_withdraw():
             log.warning("the plan is withdrawn: %s", reason)
+            self.withdrawn = reason
             self._client.note_decision("withdrawn")
             self.builder.forget()
             self.pause_after_failure()

@@ -71,6 +71,7 @@ class PoolSnapshot:
         shared_with: names of the other clients of the memory.
         max_reserved_bytes: limit of the reserved memory, or None.
         offloading: the report's part about offloading, or None.
+        withdrawn: why the last plan that did not pay was withdrawn, or empty.
     """
 
     name: str
@@ -91,6 +92,7 @@ class PoolSnapshot:
     shared_with: list[str]
     max_reserved_bytes: int | None
     offloading: dict[str, Any] | None
+    withdrawn: str
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
         return f"there is one, but no memory for its arena: {REFUSALS[state['refusal']]}"
     if pool.planned is not None or state["replaying"]:
         return None
-    if any(entry["decision"] == "withdrawn" for entry in pool.decisions):
-        return "the one there was did not pay, by few hits or slower steps, and was withdrawn (see --explain)"
+    if pool.withdrawn:
+        return f"it was withdrawn, as it did not pay: {pool.withdrawn}"
     if state["plan_active_at_iteration"]:
         return "the one there was has been dropped, as the program did not follow it (see --explain)"
     if state["events_dropped"]:

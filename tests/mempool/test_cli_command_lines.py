@@ -34,7 +34,7 @@ from traces.workload import generate
 if TYPE_CHECKING:
     from answers import Cli
 
-VERBS = ("check", "compare", "convert", "demo", "fit", "info", "plan", "run", "show", "swap")
+VERBS = ("check", "compare", "convert", "demo", "diagnose", "fit", "info", "plan", "run", "show", "swap")
 
 
 @pytest.fixture(scope="module")

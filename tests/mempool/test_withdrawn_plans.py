@@ -54,6 +54,7 @@ def test_plan_with_few_hits_is_withdrawn_in_a_line(pool: Pool, caplog: pytest.Lo
     ]
     assert "withdrawn" in [entry["decision"] for entry in pool.client.decisions()]
     assert "did not pay" in pool.explain()
+    assert "no plan after 38 steps: it was withdrawn, as it did not pay: 50%" in pool.report().verdict
 
 
 def test_plan_with_many_hits_stays(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:

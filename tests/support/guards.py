@@ -12,8 +12,6 @@ STRESS = [
     "lock",
     "fork",
 ]
-#: tests/native/torch_cuda.cpp, on the fake driver.
-CUDA = ["record_stream", "hold", "graph", "replays", "arena_stream", "wait", "own_size"]
 _ALWAYS = [
     *("planned_slots", "unplanned_ranges", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
     *("hold", "record_stream", "graph", "replays", "resize_shared", "vain_wait"),
