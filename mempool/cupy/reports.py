@@ -15,7 +15,7 @@ class DeviceReports(Report):
 
     @property
     def verdict(self) -> str:
-        """What the pools did, in one line for each device."""
+        """One line for each device."""
         each = [Report(values).verdict for values in self.values["devices"].values()]
         return "\n".join(each) or f"{self.values['name']}: nothing was allocated"
 

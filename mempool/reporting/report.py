@@ -108,12 +108,11 @@ class Report:
     @property
     def has_work(self) -> bool:
         """True if the pool served more than next to nothing."""
-        said = self.values
-        return bool(said["plans"] or said["hits_total"] or said["requested_peak_bytes"] >= LITTLE)
+        return bool(self.values["requested_peak_bytes"] >= LITTLE)
 
     @property
     def verdict(self) -> str:
-        """What the pool did, in one line."""
+        """One line about the pool: its plan, its memory, or why there is no plan."""
         return verdict(self.values)
 
     def rows(self) -> list[tuple[str, str]]:

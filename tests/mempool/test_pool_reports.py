@@ -88,6 +88,28 @@ def test_reported_fragmentation_agrees_with_the_reported_bytes(pool: Pool) -> No
     assert dict(report.rows())["arena as planned"].startswith(f"{arena:,} B")
 
 
+def test_reported_lower_bound_never_exceeds_the_peak_load(pool: Pool) -> None:
+    """The packing's own bound is 30 bytes above the load here: offsets repeat after several iterations."""
+    kept: list[int] = []
+
+    def carried(_: int) -> None:
+        live: list[int] = []
+        for size in (17_543, 67_864, 31_911, 130_875, 118_831, 124_796):
+            live.append(pool.allocate(size))
+            if len(live) > 2:
+                pool.free(live.pop(0))
+        for address in kept:
+            pool.free(address)
+        kept[:] = live
+
+    run(pool, carried, 40, marks=True)
+    values = pool.report().to_dict()
+    assert pool.planned is not None
+    assert pool.planned.plan.lower_bound_bytes > values["peak_load_bytes"] == values["lower_bound_bytes"]
+    for address in kept:
+        pool.free(address)
+
+
 @pytest.mark.parametrize("marks", [True, False])
 def test_metrics_count_steps_where_marked_and_periods_elsewhere(pool: Pool, marks: bool) -> None:
     none = pool.metrics()
@@ -249,7 +271,7 @@ sys.slow = Slow()
         "import mempool as module; thing = module.Pool()",
     ],
 )
-def test_dir_lists_what_users_need(code: str) -> None:
+def test_dir_lists_user_facing_names(code: str) -> None:
     if "torch" in code:
         pytest.importorskip("torch", reason="PyTorch is not installed")
     check = """
