@@ -383,6 +383,12 @@ class Mark(enum.Enum):
 
 MOST_PATTERNS: int = 16
 
+JUDGED_ITERATIONS: int = 4
+
+LEARNING_ITERATIONS: int = 16
+
+LEAST_HIT_RATE: float = 0.6
+
 class Client:
     """
     One adapter's view of a pool: sequences, recording, patterns, statistics.
@@ -457,6 +463,11 @@ class Client:
 
     def drop_patterns(self) -> None: ...
 
+    def results(self) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
+        """
+        Return the (hits, misses, seconds or 0) of the last 8 iterations without a plan in effect, and of as many since the latest plan took effect; the latest first.
+        """
+
     def device_is_bound(self) -> None:
         """Begin the loaded patterns of all clients of the pool."""
 
@@ -514,6 +525,9 @@ class Client:
     def stats(self) -> dict[str, Any]: ...
 
     def reset_peaks(self) -> None: ...
+
+    def take_live_peak(self) -> int:
+        """Return the largest number of live bytes since the last call."""
 
     def set_retained_limit(self, bytes: int) -> None:
         """
