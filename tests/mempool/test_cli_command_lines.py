@@ -18,9 +18,9 @@ import typer
 from commands import COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import random_trace
 from shown import four_buffers
-from simulations import random_trace
-from swap_traces import training
+from swap_steps import training
 
 from mempool.cli.app import app, call
 from mempool.cli.run import exec as launch

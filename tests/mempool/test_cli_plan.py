@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from commands import COMMAND
-from problem_classes import aligned
+from instances import aligned
 
 from mempool.units import binary
 from solvers import SOLVERS, check, peak_load, read_plan

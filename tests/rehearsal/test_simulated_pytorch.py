@@ -8,7 +8,7 @@ from processes import alone, run_each_alone
 if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
     import standin_torch
     import torch
-    from simulations import random_trace
+    from recordings import random_trace
 
     from solvers.simulators import simulate
     from traces import EventType

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import padded
-from problem_classes import GENERATORS, aligned, flat, pinned
+from instances import GENERATORS, aligned, flat, padded, pinned
 
 from solvers import SOLVERS, Plan, Status, Stop, check, peak_load, solve
 from traces import Buffers

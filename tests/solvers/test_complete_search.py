@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import crossing, fits
-from problem_classes import circular
+from instances import circular, crossing, fits
 
 from solvers import Status, Stop, check, lower_bound, peak_load, solve
 from solvers._core import PairwiseSearch, SkylineSearch

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instances import crossing, hard
-from problem_classes import tight
+from instances import crossing, hard, tight
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS

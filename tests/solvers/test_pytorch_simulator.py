@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from recordings import recording_of
-from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+from recordings import MIB, check_simulation, event_traces, random_trace, recording_of, trace_of
 
 from solvers.simulators import judge, simulate
 from solvers.simulators.pytorch import PyTorch

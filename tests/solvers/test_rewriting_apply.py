@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
-from rewriting_terms import contents_by_running
+from rewriting_models import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
-from rewriting_model import slow_loads, slow_seconds
-from rewriting_nets import attention, limited_net, small_net
-from rewriting_oracle import least_seconds
+from rewriting_models import attention, least_seconds, limited_net, slow_loads, slow_seconds, small_net
 from swap_steps import links, schedules
 
 from solvers.errors import PlanError
@@ -414,6 +412,6 @@ def test_oracle_claims_no_proof_of_an_unproven_set(monkeypatch: pytest.MonkeyPat
     graph, link, limit = limited_net(0)
     assert least_seconds(graph, link, limit) is not None
     short = partial(offload_oracle.least_stall, seconds=0.0)
-    monkeypatch.setattr("rewriting_oracle.least_stall", short)
+    monkeypatch.setattr("rewriting_models.least_stall", short)
     with pytest.raises(offload_oracle.UnprovenError):
         least_seconds(graph, link, limit)

@@ -15,7 +15,7 @@ from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, Rmm
 from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+from recordings import MIB, check_simulation, event_traces, random_trace, trace_of
 
 from solvers import _core, solve
 from solvers.packing.plan import Stop

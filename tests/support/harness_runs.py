@@ -1,4 +1,4 @@
-"""What the native harnesses have in common: runs until time is up, and runs without one guard each."""
+"""Runs of native harnesses until time is up or without one guard each, and the guards by name."""
 
 from __future__ import annotations
 
@@ -41,3 +41,36 @@ def notices_each(
     with capsys.disabled():
         print("\nguard          failed  by", *rows, sep="\n")
     assert survived == []
+
+
+#: tests/native/stress.cpp, on the machine's own threads.
+STRESS = [
+    "planned_slots",
+    "unplanned_ranges",
+    "hole",
+    "arena_end",
+    "own_size",
+    "lock",
+    "fork",
+]
+_ALWAYS = [
+    *("planned_slots", "unplanned_ranges", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
+    *("hold", "record_stream", "graph", "replays", "resize_shared", "vain_wait"),
+    *(
+        "arena_stream",
+        "first_clock",
+        "early_event",
+        "undistinguished",
+        "failed_wait",
+        "stream_index",
+        "prefetch_end",
+    ),
+]
+#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock; only where
+#: threads take turns do programs wait for a use by another stream after the free.
+WORLD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_ALWAYS, ("whole", "inside")),
+    "lock": ("inside",),
+    "late_order": ("whole",),
+    "renamed": ("inside",),
+}

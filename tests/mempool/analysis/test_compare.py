@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 import pytest
 from files_that_kill import size_or_death, slow_size
-from simulations import MIB, random_trace
+from recordings import MIB, random_trace
 
 from mempool.analysis.compare import RECORDED, AllocatorSpec, FailedComparison, Row, compare, parse_allocator
 from mempool.analysis.compare_many import map_files
