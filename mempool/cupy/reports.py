@@ -27,10 +27,6 @@ class DeviceReports(Report):
             for label, value in Report(values).rows()
         ]
 
-    def __str__(self) -> str:
-        each = [str(Report(values)) for values in self.values["devices"].values()]
-        return "\n".join(each) or f"mempool: {self.verdict}"
-
 
 def of_devices(name: str, reports: dict[int, Report]) -> Report:
     """Combine the reports of several devices; a single report is returned unchanged."""

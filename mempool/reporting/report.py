@@ -128,10 +128,14 @@ class Report:
             rows += [(label, readable(key, swapping[key])) for key, label in _SWAPPING if swapping.get(key)]
         return [*rows, *(("fault", fault) for fault in said.get("faults", ()))]
 
-    def __str__(self) -> str:
+    def table(self) -> str:
+        """Return the rows as text."""
         rows = self.rows()
-        width = max(len(label) for label, _ in rows)
-        return "\n".join([f"mempool: {self.verdict}", *(f"  {a:<{width}}  {b}" for a, b in rows)])
+        width = max((len(label) for label, _ in rows), default=0)
+        return "\n".join(f"  {a:<{width}}  {b}" for a, b in rows)
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"mempool: {line}" for line in self.verdict.splitlines()), self.table()])
 
     def _repr_html_(self) -> str:
         cells = "".join(

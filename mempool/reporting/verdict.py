@@ -80,7 +80,7 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
             "three times, or twice if it is marked by `pool.step()`"
         )
     if not pool.steps:
-        return "nothing repeated; mark the iterations of a loop by `pool.step()`"
+        return "nothing was seen to repeat; in a loop, `pool.step()` at the end of each iteration helps"
     if pool.steps < FEW_STEPS:
         return (
             f"it takes about {FEW_STEPS} steps that are alike; on a GPU, `mempool run --rehearse` plans "

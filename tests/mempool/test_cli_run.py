@@ -231,7 +231,7 @@ def test_unused_plan_limit_and_framework_are_reported(tmp_path: Path) -> None:
     for command, said in (
         ("--plan plan script.py", "the plan was not used: it is of torch"),
         ("--limit 1MiB script.py", "nothing was held within the limit"),
-        ("--max-reserved 1GiB script.py", "mempool: numpy: no plan: nothing repeated"),
+        ("--max-reserved 1GiB script.py", "mempool: numpy: no plan: nothing was seen to repeat"),
         ("--report script.py", "  reserved at most "),
         ("--explain script.py", "no plan in effect: recording"),
         ("none.py", "nothing to report: the program imported none of numpy, torch"),

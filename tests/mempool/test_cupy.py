@@ -136,7 +136,7 @@ def test_each_device_has_a_pool_of_its_own(pool: CupyPool, platform: FakePlatfor
     assert sorted(report.values["devices"]) == ["0", "2"]
     assert report.values["allocations"] == 8 * 3 * 2 + 1
     assert "mempool: cupy:2" in str(report)
-    assert "device 2: hit rate" in report._repr_html_()
+    assert "device 2: hits" in report._repr_html_()
     del there  # with another device current
     assert pool.pool(2).client.stats()["live"]["current"] == 0
 

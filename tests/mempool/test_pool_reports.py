@@ -139,7 +139,7 @@ def never_twice(number: int) -> list[int]:
         ),
         ({}, lambda _: [50_000, 70_000], 1, "no plan after 1 step: it takes about 5 steps that are alike"),
         ({}, never_twice, 12, "no plan after 12 steps: no step made the requests of an earlier one"),
-        ({}, lambda _: [50_000], 0, "no plan: nothing repeated; mark the iterations"),
+        ({}, lambda _: [50_000], 0, "no plan: nothing was seen to repeat; in a loop"),
         (
             {"mode": "record"},
             lambda _: [50_000],

@@ -23,7 +23,7 @@ CONFS = [
 ]
 
 
-@pytest.mark.parametrize("largest", [70_000, 3 * MIB, 40 * MIB])
+@pytest.mark.parametrize("largest", [3 * MIB, 40 * MIB])
 @pytest.mark.parametrize("expandable", ["False", "True"])
 @pytest.mark.parametrize("conf", CONFS)
 @alone

@@ -241,9 +241,10 @@ class Run:
         who = f" (process {os.getpid()})" if self.is_child else ""
         for name, report in reports.items():
             if report.has_work:
-                _write(f"mempool{who}: {report.verdict}")
+                for line in report.verdict.splitlines():
+                    _write(f"mempool{who}: {line}")
                 if self.options["report"]:
-                    _write(str(report).partition("\n")[2])
+                    _write(report.table())
                 if name in explained:
                     _write(explained[name])
         if not self.is_child:
