@@ -20,3 +20,7 @@ from mempool.pool import Pool  # noqa: E402
 from mempool.settings import Settings  # noqa: E402
 
 __all__ = ["MempoolError", "OutOfMemoryError", "Pool", "Settings", "UsageError"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -195,6 +195,54 @@ class Pattern:
     @property
     def arena_bytes(self) -> int: ...
 
+class StreamEvent:
+    """A moment of a CUDA stream: all work queued there before."""
+
+    def query(self) -> bool:
+        """
+        Return whether the moment has passed.
+
+        Raises:
+            RuntimeError: work on the device failed.
+        """
+
+    def order_before(self, stream: int) -> None:
+        """
+        Let later work of a stream, given by handle, wait for the moment.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
+class CudaCopies:
+    """
+    Copies between a GPU and page-locked host memory on CUDA streams, given by handle.
+    """
+
+    def __init__(self, driver: str = 'libcuda.so.1') -> None:
+        """
+        Open the driver.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+
+    def record(self, stream: int) -> StreamEvent:
+        """
+        Return the present moment of a stream.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
+    def copy(self, stream: int, target: int, source: int, size: int, after: Sequence[int], events: Sequence[StreamEvent]) -> StreamEvent:
+        """
+        Copy `size` bytes from address `source` to address `target` on a stream, after the work so far of the streams `after` and after `events`. Return the moment after the copy.
+
+        Raises:
+            RuntimeError: the driver refused.
+        """
+
 class Signal:
     """Event that is set once; Ctrl-C leaves no wait half-done."""
 
@@ -335,6 +383,12 @@ class Mark(enum.Enum):
 
 MOST_PATTERNS: int = 16
 
+JUDGED_ITERATIONS: int = 4
+
+LEARNING_ITERATIONS: int = 16
+
+LEAST_HIT_RATE: float = 0.6
+
 class Client:
     """
     One adapter's view of a pool: sequences, recording, patterns, statistics.
@@ -409,6 +463,11 @@ class Client:
 
     def drop_patterns(self) -> None: ...
 
+    def results(self) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
+        """
+        Return the (hits, misses, seconds or 0) of the last 8 iterations without a plan in effect, and of as many since the latest plan took effect; the latest first.
+        """
+
     def device_is_bound(self) -> None:
         """Begin the loaded patterns of all clients of the pool."""
 
@@ -466,6 +525,9 @@ class Client:
     def stats(self) -> dict[str, Any]: ...
 
     def reset_peaks(self) -> None: ...
+
+    def take_live_peak(self) -> int:
+        """Return the largest number of live bytes since the last call."""
 
     def set_retained_limit(self, bytes: int) -> None:
         """
@@ -621,6 +683,11 @@ def torch_cpu_functions() -> tuple:
 
 def torch_room_function() -> int:
     """Return the address of the bypass's function: room (see c_api.h)."""
+
+def torch_misses_function() -> int:
+    """
+    Return the address of the function that counts a client's misses (see c_api.h).
+    """
 
 def torch_guest_hook() -> Hook:
     """Return the hook of the guest in front of PyTorch's own CUDA allocator."""

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from mempool.recording.arrays import ArrayRecorder
 
 
+__all__ = ["ArrayPool", "install", "installed", "is_installed", "record_arrays", "uninstall"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 def install(**options: Any) -> ArrayPool:
     """Serve the arrays of this process from a new pool, until the pool is closed.
 
@@ -83,6 +90,7 @@ class ArrayPool(Pool):
     """A pool that leaves NumPy when closed."""
 
     framework = "numpy"
+    shown = tuple(name for name in Pool.shown if name not in ("allocate", "free"))
 
     def __init__(self, **options: Any) -> None:
         share = options.get("share")

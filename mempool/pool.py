@@ -14,6 +14,7 @@ from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.per_rank_files import file_to_read, own_file, rank
 from mempool.planning.planner_thread import Planner, first_cache_bytes
+from mempool.reporting.steps import StepCounter
 from mempool.settings import NEVER, TESTED, Settings, check_swapping, made_with, settings
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Pool:
     reads_environment = True
     #: True if the pool can keep a ``limit``, by offloading.
     swaps = False
+    #: Names that `dir` lists: those that users need.
+    shown: tuple[str, ...] = (
+        *("allocate", "close", "dynamic", "explain", "faults", "free", "iteration", "metrics", "name"),
+        *("release", "report", "save", "settings", "state", "step", "trim", "wait"),
+    )
     #: True if other pools can use the pool's memory.
     can_be_shared = True
 
@@ -97,6 +103,7 @@ class Pool:
             self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
         self.client.set_retained_limit(first_cache_bytes(self.device))
+        self.step_counter = StepCounter(self.client)
         self._fault_collector = self._check() if self.settings.check else None
         self._server = self.client if self._fault_collector is None else self._fault_collector.core
         self._in_iteration: int | None = None
@@ -229,6 +236,7 @@ class Pool:
         finally:
             if begun:
                 self.client.mark(_core.Mark.END)
+                self.step_counter.count()
                 with self._lock:
                     self._in_iteration = None
 
@@ -243,6 +251,7 @@ class Pool:
     def _step(self, *, found: bool = False) -> None:
         self._check_outside_iterations()
         self.client.mark(_core.Mark.STEP, detected=found)
+        self.step_counter.count()
 
     def _check_outside_iterations(self) -> None:
         with self._lock:
@@ -327,6 +336,30 @@ class Pool:
             return "armed"
         return "recording" if state["recording"] or state["tracing"] else "dynamic"
 
+    def metrics(self) -> dict[str, int | float | str]:
+        """Return the pool's present numbers for a logger, under the same keys for every pool.
+
+        Keys, with 0 for what does not exist (yet):
+
+        * ``state``: see `state`.
+        * ``steps``: completed steps, of the optimizer or marked by the program.
+        * ``periods``: repetitions that the pool detected in a program without steps.
+        * ``planned_from``: step, else period, from which a plan was in effect.
+        * ``plans``: number of plans made.
+        * ``hits``, ``misses``: allocations at the planned address and others, since the first plan.
+        * ``hit_rate``: hits / (hits + misses), from 0 to 1.
+        * ``live_bytes``, ``live_peak_bytes``: bytes in use, now and at most.
+        * ``reserved_bytes``, ``reserved_peak_bytes``: bytes held from the device, now and at most.
+        * ``planned_bytes``: size of the plan's arena.
+        * ``limit_bytes``: limit that offloading keeps.
+        * ``waited_seconds``: time waited for offloading.
+
+        A call takes some microseconds.
+        """
+        from mempool.reporting.metrics import make_metrics
+
+        return make_metrics(self)
+
     def report(self) -> Report:
         """Return counts and sizes: print the report, show it in a notebook, or take ``.to_dict()``."""
         with _core.Bypass():
@@ -344,6 +377,11 @@ class Pool:
         return PoolSnapshot(
             name=self.name,
             state=self.state,
+            mode=self.settings.mode,
+            steps=self.step_counter.steps,
+            planned_from=self.step_counter.planned_from,
+            # arenas on a device touch no pages of the process
+            page_faults=self.step_counter.page_faults if isinstance(self.device, _core.HostDevice) else None,
             rank=rank(),
             client_state=self.client.state(),
             client_stats=self.client.stats(),
@@ -356,6 +394,7 @@ class Pool:
             shared_with=sharing.other_clients(self),
             max_reserved_bytes=self.settings.max_reserved,
             offloading=self.swapping_values(),
+            withdrawn=self.planner.learner.withdrawn,
         )
 
     def swapping_values(self) -> dict[str, Any] | None:
@@ -487,6 +526,9 @@ class Pool:
         """Do not close at the exit of Python; the caller closes the pool later."""
         _open.discard(self)
         _recording.discard(self)
+
+    def __dir__(self) -> list[str]:
+        return list(self.shown)
 
     def __enter__(self) -> Self:
         return self

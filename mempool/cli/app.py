@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from mempool.cli import check, convert, demo, plan, show
+from mempool.cli import check, convert, demo, diagnose, plan, show
 from mempool.cli.compare.command import compare
 from mempool.cli.fit.command import fit
+from mempool.cli.help import Command, Group
 from mempool.cli.info.command import info
 from mempool.cli.output import ExitCode, Stop, error_line
 from mempool.cli.rehearse.command import rehearse
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="mempool",
-    help="Record the buffers of a training iteration, plan their addresses, replay them.",
-    epilog="Exit codes: 0 ok, 1 the answer is no, 2 usage, 3 a bad file, 4 failed, 130 Ctrl-C.",
+    cls=Group,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
+app.command(cls=Command)(demo.demo)
 app.command(cls=RunCommand, context_settings=CONTEXT)(run)
-app.command()(plan.plan)
-app.command()(check.check)
-app.command()(info)
-app.command()(compare)
-app.command()(fit)
+app.command(cls=Command)(plan.plan)
+app.command(cls=Command)(check.check)
+app.command(cls=Command)(info)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(fit)
 app.command(cls=RunCommand, context_settings=CONTEXT)(rehearse)
-app.command()(convert.convert)
-app.command()(show.show)
-app.command()(swap)
+app.command(cls=Command)(convert.convert)
+app.command(cls=Command)(show.show)
+app.command(cls=Command)(swap)
+app.command(cls=Command)(diagnose.diagnose)
 
 
 @app.callback(invoke_without_command=True)

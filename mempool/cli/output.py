@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import json
 import sys
 from contextlib import contextmanager
@@ -36,6 +37,14 @@ class Stop(Exception):  # noqa: N818 - it ends a verb, it is not always an error
     def __init__(self, code: ExitCode, message: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+
+def require_bokeh(who: str) -> None:
+    """Stop if Bokeh, with which a verb or option draws, is not installed."""
+    if importlib.util.find_spec("bokeh") is None:
+        raise Stop(
+            ExitCode.FAILED, f"{who} draws with bokeh, which is not installed: pip install 'mempool[show]'"
+        )
 
 
 def error_line(message: str) -> None:

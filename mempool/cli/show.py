@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mempool.cli.options import Frames, Json, Lenient, allocators, parsed
-from mempool.cli.output import ExitCode, Stop, facts, print_caveats, print_json, progress
+from mempool.cli.output import ExitCode, Stop, facts, print_caveats, print_json, progress, require_bokeh
 from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.units import binary
 
@@ -73,10 +72,8 @@ def show(
     _check_outputs(
         [path for path in (trace, plan, swap) if path], [path for path in (page, perfetto) if path]
     )
-    if page and importlib.util.find_spec("bokeh") is None:
-        raise Stop(
-            ExitCode.FAILED, "show draws with bokeh, which is not installed: pip install 'mempool[show]'"
-        )
+    if page:
+        require_bokeh("show")
     for text in allocator or ():
         parsed("--allocator", parse_allocator, text)
     scene, skipped = _scene(trace, plan, allocator or [], swap, lenient=lenient)

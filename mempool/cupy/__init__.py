@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "record_arrays", "uninstall"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 #: Options of `install` under `mempool run`, where the program has not used the driver yet.
 UNDER_RUN = {"start": False}
 

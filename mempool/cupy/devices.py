@@ -13,6 +13,7 @@ from mempool import _core, sharing
 from mempool.cupy.reports import of_devices
 from mempool.errors import UsageError
 from mempool.pool import Pool
+from mempool.reporting.metrics import joint_metrics
 from mempool.settings import NEVER, settings
 
 if TYPE_CHECKING:
@@ -179,6 +180,10 @@ class Devices:
     def report(self) -> Report:
         """Return counts and sizes: of the used device, or of each under ``devices`` if there are several."""
         return of_devices(self.name, {index: pool.report() for index, pool in self.pools.items()})
+
+    def metrics(self) -> dict[str, int | float | str]:
+        """Return numbers for a logger as of `Pool.metrics`: those of all devices together."""
+        return joint_metrics([pool.metrics() for pool in self.pools.values()], self.state)
 
     def explain(self) -> str:
         """Return a text about the first divergences from the plans and their remedies."""

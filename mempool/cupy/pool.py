@@ -15,13 +15,13 @@ from mempool.cupy.platform import Cuda
 from mempool.cupy.statistics import Statistics
 from mempool.errors import UsageError
 from mempool.installation import InstallationSlot, slot_of
+from mempool.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
     from mempool.cupy.platform import Platform
-    from mempool.pool import Pool
 
 
 class CupyPool(Devices, Statistics):
@@ -176,6 +176,10 @@ class CupyPool(Devices, Statistics):
     def _close(self, stop: Callable[[], None]) -> None:
         slot.leave(self, stop)
         self.close_pools()
+
+    def __dir__(self) -> list[str]:
+        names = (*Pool.shown, *vars(Statistics), "malloc", "pools")
+        return [name for name in names if name[0] != "_" and hasattr(self, name)]
 
     def __enter__(self) -> Self:
         return self

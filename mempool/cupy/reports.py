@@ -8,6 +8,17 @@ from mempool.reporting.report import Report
 class DeviceReports(Report):
     """Reports of each device under ``devices``, by index, with the total number of allocations."""
 
+    @property
+    def has_work(self) -> bool:
+        """True if a device's pool served more than next to nothing."""
+        return any(Report(values).has_work for values in self.values["devices"].values())
+
+    @property
+    def verdict(self) -> str:
+        """One line for each device."""
+        each = [Report(values).verdict for values in self.values["devices"].values()]
+        return "\n".join(each) or f"{self.values['name']}: nothing was allocated"
+
     def rows(self) -> list[tuple[str, str]]:
         """Return labels and values as people read them, device after device."""
         return [
@@ -15,10 +26,6 @@ class DeviceReports(Report):
             for index, values in self.values["devices"].items()
             for label, value in Report(values).rows()
         ]
-
-    def __str__(self) -> str:
-        each = [str(Report(values)) for values in self.values["devices"].values()]
-        return "\n".join(each) or f"mempool: {self.values['name']}\n  nothing was allocated"
 
 
 def of_devices(name: str, reports: dict[int, Report]) -> Report:

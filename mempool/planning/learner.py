@@ -7,8 +7,10 @@ decides when the learner may run and at which cost; `mempool.planning.plan_build
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
+from mempool import _core
 from mempool.logs import log
 from mempool.planning.backoff import NEVER, ExponentialBackoff, WakeConditions
 from mempool.planning.options import OPTIONS
@@ -18,7 +20,6 @@ from mempool.planning.replanner import Replanner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mempool import _core
     from mempool.planning.plan_builder import PlanBuilder
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
@@ -32,6 +33,7 @@ class Learner:
         registry: plans of the client.
         builder: builder of plans.
         replanner: replanner for plans that have to be made again.
+        withdrawn: why the last plan that did not pay was withdrawn; empty if none was.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Learner:
         self._interrupt = interrupt
         self.builder, self.registry, self._schedule = builder, builder.registry, builder.schedule
         self.replanner = Replanner(client, builder)
+        self.withdrawn = ""
         self._fruitless = 0
         self._dropped = 0
         self._misses_seen = -1
@@ -67,11 +70,13 @@ class Learner:
         self._enlarge_backoff: dict[int, ExponentialBackoff] = {}
         self._recorded_at = 0  # iteration in which recording began
         self._marked = False  # true if a mark had been seen at an earlier look
-        self._requires_marks = False
+        self._unmarked_until = 0  # number of allocations before which a mark is expected
+        self._paid_at_iteration = 0  # the latest iteration in which the plans were seen to pay
+        self._timed_plans = 0  # plans made when iterations with and without them were compared last
 
-    def require_step_marks(self) -> None:
-        """Expect marks: a repetition before the first mark is a part of an iteration and gets no plan."""
-        self._requires_marks = True
+    def require_step_marks(self, until: int) -> None:
+        """Expect marks before so many allocations: a repetition until then is a part of an iteration."""
+        self._unmarked_until = max(self._unmarked_until, until)
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
         """Begin recording, and to replay loaded plans."""
@@ -117,7 +122,7 @@ class Learner:
         if not state["recording"]:
             self.resume_if_changed()
             return False
-        if self._requires_marks and not state["marked"] and state["allocations"] < OPTIONS.max_unmarked:
+        if not state["marked"] and state["allocations"] < self._unmarked_until:
             self._client.check_again_after(OPTIONS.unmarked_events)
             return False
         misses = self._misses()
@@ -385,8 +390,45 @@ class Learner:
         )
 
     def drop_if_useless(self) -> None:
-        """Drop all plans if the program does not follow them."""
+        """Drop all plans if the program does not follow them, or if they do not pay."""
         if self.registry.are_useless():
             log.info("nothing follows the plan")
             self.builder.forget()
             self._schedule.plans_dropped(self.builder.counts(), recording=self._client.state()["recording"])
+        elif reason := self._reason_to_withdraw():
+            log.warning("the plan is withdrawn: %s", reason)
+            self.withdrawn = reason
+            self._client.note_decision("withdrawn")
+            self.builder.forget()
+            self.pause_after_failure()
+
+    def _reason_to_withdraw(self) -> str:
+        """Return why the plans of marked iterations do not pay; empty if they do, or if it is too early.
+
+        Hits may be few until another variant is planned, or until plans avoid the buffers in their way. The
+        time of an iteration is judged once for each new plan, by the fastest iteration: noise of the machine,
+        which only makes iterations slower, does not withdraw a plan.
+        """
+        state = self._client.state()
+        now, since = state["iterations"], max(self.registry.installed_at_iteration, self._paid_at_iteration)
+        judged = state["replaying"] and state["marked"] and not state["refusal"]
+        if not judged or self.registry.are_given() or self._client.pinned_ranges():
+            self._paid_at_iteration = now
+            return ""
+        unplanned, planned = self._client.results()
+        last = planned[: _core.JUDGED_ITERATIONS]
+        hits, misses = (sum(result[column] for result in last) for column in (0, 1))
+        if hits >= _core.LEAST_HIT_RATE * (hits + misses):
+            self._paid_at_iteration = now
+        elif now - since >= _core.LEARNING_ITERATIONS:
+            return f"{hits / (hits + misses):.0%} of the requests hit in its last {len(last)} iterations"
+        before, after = ([seconds for *_, seconds in results if seconds] for results in (unplanned, planned))
+        age = now - self.registry.installed_at_iteration
+        few = min(len(before), len(after)) < _core.JUDGED_ITERATIONS or age < _core.LEARNING_ITERATIONS
+        if few or self._timed_plans == self.registry.made:
+            return ""
+        self._timed_plans = self.registry.made
+        if min(after) <= OPTIONS.max_slowdown * statistics.median(before):
+            return ""
+        slower = f"{1e3 * statistics.median(after):.4g} ms, {1e3 * statistics.median(before):.4g} ms without"
+        return f"an iteration takes {slower}"

@@ -19,6 +19,9 @@ class PlannerOptions:
         max_debt_seconds: largest debt that one long solve leaves.
         free_plans: number of plans that are free of charge while the program follows its plans: one for each
             remembered variant, and as many joint plans.
+        first_free_plans: the same where known plans serve only a part: enough for a few variants. With all
+            free, plans of iterations with a random structure took 14 % of a program's processor time.
+        paying_miss_rate: largest share of misses since the last plan at which known plans serve the program.
         handover_seconds: seconds that the program loses whenever a thread beside the program waits for the
             interpreter's lock. Measured with a test suite of statsmodels on two cores of a virtual machine,
             where the planner's 8,000 waits took 0.6 s of the program's processor time.
@@ -48,6 +51,8 @@ class PlannerOptions:
         max_unmarked: where marks are required, number of allocations without a mark after which none is
             expected any longer.
         unmarked_events: events between two looks for the first mark.
+        max_slowdown: smallest ratio of the times of an iteration with and without the plans at which they
+            do not pay. Medians on a shared machine differ by less.
         max_warm_up: longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost
             too much.
         max_strays: plans are useless after this many allocations off the plans and a hit rate below
@@ -94,6 +99,8 @@ class PlannerOptions:
     time_share: float = 0.01
     max_debt_seconds: float = 0.05
     free_plans: int = 32
+    first_free_plans: int = 8
+    paying_miss_rate: float = 1 / 8
     handover_seconds: float = 80e-6
     turn_seconds: float = 0.25
     retry_seconds: float = 0.1
@@ -113,6 +120,7 @@ class PlannerOptions:
     max_enlarge_pause: int = 32
     max_unmarked: int = 1 << 16
     unmarked_events: int = 256
+    max_slowdown: float = 1.05
     max_warm_up: int = 1 << 13
     max_strays: int = 1 << 14
     min_hit_rate: float = 0.01

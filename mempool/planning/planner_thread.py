@@ -219,9 +219,9 @@ class Planner:
             finally:
                 self._looking = False
 
-    def require_step_marks(self) -> None:
-        """Expect marks: no plan is made before the first mark."""
-        self.learner.require_step_marks()
+    def require_step_marks(self, until: int = OPTIONS.max_unmarked) -> None:
+        """Expect marks: no plan is made before the first mark or the allocation number `until`."""
+        self.learner.require_step_marks(until)
 
     def reset_plans(self) -> None:
         """Request to drop all plans and record again; do not wait for that."""
@@ -350,12 +350,16 @@ class Planner:
         return work or left
 
     def _learn(self) -> None:
-        """Try to make a plan, charged to the budget unless the program follows known plans."""
+        """Try to make a plan, charged to the budget unless the program follows known plans.
+
+        Where the known plans serve only a part of the program, further ones may serve no more.
+        """
         follows = self.learner.registry.are_followed()
+        free = OPTIONS.free_plans if self.learner.registry.pay() else OPTIONS.first_free_plans
         with self.budget.charged() as forgive:
             learned = self.learner.learn()
             self._learned += learned
-            if learned and follows and self._learned <= OPTIONS.free_plans:
+            if learned and follows and self._learned <= free:
                 forgive()
 
     def _log_news(self) -> None:

@@ -35,6 +35,7 @@ class PlanRegistry:
     Attributes:
         latest: the plan made last, or None.
         made: number of plans made so far.
+        installed_at_iteration: number of iterations when the latest plan was installed.
     """
 
     def __init__(self, client: _core.Client, *, framework: str) -> None:
@@ -47,7 +48,7 @@ class PlanRegistry:
         self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
         self._installed_at = 0, 0  # hits and strays when a plan was installed last
         self.latest: PlannedPattern | None = None
-        self.made = 0
+        self.made = self.installed_at_iteration = 0
 
     def __iter__(self) -> Iterator[PlannedPattern]:
         return iter(list(self._plans.values()))
@@ -119,6 +120,7 @@ class PlanRegistry:
             }
         self.refresh()
         self.made += 1
+        self.installed_at_iteration = self._client.state()["iterations"]
         self._installed_at = self._followed()
         log.info("planned %d buffers into %d bytes", len(pattern.buffers), planned.plan.arena_bytes)
         return True
@@ -170,6 +172,11 @@ class PlanRegistry:
         hits, strays = self._followed_since(self._installed_at)
         return self.latest is None or hits >= strays
 
+    def pay(self) -> bool:
+        """Return true if nearly all allocations since the last plan were hits."""
+        hits, strays = self._followed_since(self._installed_at)
+        return strays <= OPTIONS.paying_miss_rate * (hits + strays)
+
     def allocations_until_verdict(self) -> int:
         """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
         if self._loaded_plans_stay():
@@ -199,6 +206,10 @@ class PlanRegistry:
             log.warning(
                 "hardly anything follows the plan so far%s: is it another program's or model's?", made
             )
+
+    def are_given(self) -> bool:
+        """Return true if the user gave the plans, in a file."""
+        return self._loaded is not None and not self._are_remembered
 
     def _loaded_plans_stay(self) -> bool:
         """Return true if there are loaded plans that stay even if the program does not follow them."""

@@ -190,8 +190,6 @@ class Rehearsal:
                 device="cuda", memory=POOLS[self.job.allocator], plan=self.job.plan, **options
             )
             self._pool.leave_open_at_exit()
-            if self.job.remember:
-                self._pool.end_iterations_with_steps()
         torch.cuda._lazy_call(self._after_cuda)
 
     def _keep_peaks(self, torch: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.reporting.outcomes import REFUSALS, REMEDIES, missed
+from mempool.reporting.verdict import no_plan_reason
 from mempool.units import binary, sized
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ def explain(pool: PoolSnapshot) -> str:
     """Return the first divergences from the plan, their remedies, the ranges avoided, and the decisions."""
     lines = explain_divergences(pool.divergences, pool.client_state["refusal"])
     lines = lines or [_explain_no_divergences(pool)]
-    return "\n".join([*lines, *_avoided_ranges(pool), *map(_decision, pool.decisions)])
+    return "\n".join([*lines, *_avoided_ranges(pool), *map(_decision, pool.decisions[-LATEST_DECISIONS:])])
+
+
+#: Decisions that an explanation ends with.
+LATEST_DECISIONS = 20
 
 
 #: Text of each decision of the core's decision log.
@@ -32,6 +37,7 @@ DECISIONS = {
     "set_aside": "set the loaded plans aside: the program does not follow them",
     "superseded": "dropped plan {pattern}: another serves its allocations",
     "evicted": "evicted plan {pattern}: least recently used",
+    "withdrawn": "the plans did not pay",
     "forgotten": "dropped plan {pattern}: it was unused, and memory was short",
     "dropped": "dropped all plans",
     "arena": "the arena has {size}",
@@ -54,9 +60,8 @@ def _explain_no_divergences(pool: PoolSnapshot) -> str:
         if before := missed(pool.client_stats["outcomes"]):
             return f"no divergences since the latest plan took effect; {before:,} misses before"
         return "no divergences: every allocation followed the plan"
-    if state["refusal"]:
-        return f"no plan in effect: {pool.state}; no arena for it: {REFUSALS[state['refusal']]}"
-    return f"no plan in effect: {pool.state}{_too_long(state)}"
+    reason = no_plan_reason(pool)
+    return f"no plan in effect: {pool.state}{'' if reason is None else f': {reason}'}"
 
 
 def _avoided_ranges(pool: PoolSnapshot) -> list[str]:
@@ -72,26 +77,16 @@ def _avoided_ranges(pool: PoolSnapshot) -> list[str]:
     ]
 
 
-def _too_long(state: dict[str, Any]) -> str:
-    """Return a hint if the recording was full without any recurring pattern, else ""."""
-    if not state["events_dropped"] or state["plan_active_at_iteration"]:
-        return ""
-    return (
-        "; nothing has been seen to repeat within what the recording holds: an iteration must fit into it "
-        "three times, or twice if it is marked by `pool.step()`"
-    )
-
-
 def explain_divergences(divergences: list[dict[str, Any]], refusal: str = "") -> list[str]:
-    """Return one line for each divergence, then the remedy for each type of divergence.
+    """Return one line for each outcome, with its remedy and first divergence.
 
     ``refusal`` is the core's reason for the lack of a larger arena, or empty.
     """
-    outcomes = dict.fromkeys(divergence["outcome"] for divergence in divergences)
-    remedies = [f"{outcome}: {REMEDIES[outcome]}" for outcome in outcomes if outcome in REMEDIES]
-    if "no_arena" in outcomes and refusal:
-        remedies.append(f"no larger arena: {REFUSALS[refusal]}")
-    return [*map(_line, divergences), *remedies]
+    first = {divergence["outcome"]: divergence for divergence in reversed(divergences)}
+    lines = [_line(divergence) for divergence in reversed(first.values())]
+    if "no_arena" in first and refusal:
+        lines.append(f"no larger arena: {REFUSALS[refusal]}")
+    return lines
 
 
 class NewDivergences:
@@ -111,13 +106,12 @@ class NewDivergences:
 
 
 def _line(divergence: dict[str, Any]) -> str:
-    times = f", {divergence['repeats']} times" if divergence["repeats"] > 1 else ""
-    got = sized(divergence["actual_bytes"])
+    outcome, got = divergence["outcome"], sized(divergence["actual_bytes"])
     if divergence["expected_bytes"] != divergence["actual_bytes"]:
         expected = f"{divergence['expected_bytes']:,} B" if divergence["expected_bytes"] else "nothing more"
         got = f"expected {expected}, got {got}"
+    what = f"{outcome}: {REMEDIES[outcome]}" if outcome in REMEDIES else outcome
     return (
-        f"iteration {divergence['iteration']}, thread {divergence['sequence']}, "
-        f"stream {divergence['stream']}, position {divergence['position']}: "
-        f"{got}: {divergence['outcome']}{times}"
+        f"{what}; first in iteration {divergence['iteration']:,} at position {divergence['position']} "
+        f"(thread {divergence['sequence']}, stream {divergence['stream']}): {got}"
     )

@@ -1,4 +1,4 @@
-"""Report of a pool's numbers, as a dict for scripts, as text, and as a table in a notebook."""
+"""Report of a pool's numbers, as a dict for scripts, one line, and a short table."""
 
 from __future__ import annotations
 
@@ -7,56 +7,42 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool.reporting.outcomes import NOT_MISSES, missed
+from mempool.reporting.verdict import no_plan_reason, verdict
 from mempool.units import sized
 
 if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
 
+#: Peak of requested bytes below which a program gave the pool next to nothing to do.
+LITTLE = 1 << 20
 _TEXT = (
     ("state", "state"),
     ("shared_with", "shared with"),
-    ("iterations", "iterations"),
-    ("plan_active_at_iteration", "plan in effect from iteration"),
+    ("steps", "steps"),
+    ("periods", "periods"),
+    ("planned_from", "planned from"),
     ("hits", "hits"),
     ("misses", "misses"),
-    ("hit_rate", "hit rate"),
-    ("latest_plan_active_at_iteration", "latest plan from iteration"),
-    ("latest_plan_misses", "misses since then"),
     ("coverage", "coverage"),
-    ("peak_load_bytes", "peak load"),
-    ("lower_bound_bytes", "lower bound"),
+    ("live_peak_bytes", "live at most"),
+    ("persistent_bytes", "persistent"),
     ("planned_arena_bytes", "arena as planned"),
     ("planned_around_bytes", "of it planned around"),
-    ("fragmentation", "fragmentation"),
-    ("arena_bytes", "arena held now"),
-    ("persistent_bytes", "persistent"),
-    ("requested_bytes", "requested now"),
-    ("live_bytes", "live now"),
     ("reserved_bytes", "reserved now"),
     ("reserved_peak_bytes", "reserved at most"),
+    ("page_faults_per_step", "page faults a step"),
 )
-
-
 _SWAPPING = (
-    ("limit_bytes", "swapping: limit"),
+    ("limit_bytes", "limit"),
     ("peak_bytes", "most at once"),
-    ("planned_peak_bytes", "peak as planned"),
-    ("margin_bytes", "planned for less by"),
-    ("unplanned_peak_bytes", "peak without swapping"),
-    ("moves", "moves in the plan"),
-    ("iteration_out_bytes", "to the host, last iteration"),
+    ("unplanned_peak_bytes", "without the limit"),
+    ("iteration_out_bytes", "to the host, last step"),
     ("iteration_in_bytes", "and back"),
-    ("waits", "copies waited for"),
     ("waited_seconds", "seconds waited"),
     ("on_demand", "fetched on demand"),
     ("evicted", "evicted at once"),
     ("over", "operations over the limit"),
-    ("beyond", "times more was reserved than that"),
-    ("beyond_bytes", "more by at most"),
-    ("diverged", "iterations off the plan"),
-    ("bypassed", "operations that passed by"),
-    ("plans", "plans"),
-    ("changes", "changes by waits"),
+    ("beyond_bytes", "reserved beyond the limit"),
     ("host_peak_bytes", "host memory at most"),
     ("host_full", "copies without room there"),
 )
@@ -69,6 +55,10 @@ class PoolSnapshot:
     Attributes:
         name: name of the pool.
         state: see `mempool.Pool.state`.
+        mode: see `mempool.Settings`.
+        steps: completed steps of the program.
+        planned_from: first step with a plan, or 0.
+        page_faults: page faults of the process a step, or None.
         rank: rank of this process, or None.
         client_state: state of the client in the core.
         client_stats: counters of the client.
@@ -81,10 +71,15 @@ class PoolSnapshot:
         shared_with: names of the other clients of the memory.
         max_reserved_bytes: limit of the reserved memory, or None.
         offloading: the report's part about offloading, or None.
+        withdrawn: why the last plan that did not pay was withdrawn, or empty.
     """
 
     name: str
     state: str
+    mode: str
+    steps: int
+    planned_from: int
+    page_faults: float | None
     rank: int | None
     client_state: dict[str, Any]
     client_stats: dict[str, Any]
@@ -97,6 +92,7 @@ class PoolSnapshot:
     shared_with: list[str]
     max_reserved_bytes: int | None
     offloading: dict[str, Any] | None
+    withdrawn: str
 
 
 @dataclass(frozen=True)
@@ -109,51 +105,44 @@ class Report:
         """Return a copy, ready for JSON."""
         return dict(self.values)
 
+    @property
+    def has_work(self) -> bool:
+        """True if the pool served more than next to nothing."""
+        return bool(self.values["requested_peak_bytes"] >= LITTLE)
+
+    @property
+    def verdict(self) -> str:
+        """One line about the pool: its plan, its memory, or why there is no plan."""
+        return verdict(self.values)
+
     def rows(self) -> list[tuple[str, str]]:
-        """Return labels and values as people read them."""
-        said, left_out = self.values, set()
-        if not said["shared_with"]:
-            left_out.add("shared_with")
-        if said["latest_plan_active_at_iteration"] == said["plan_active_at_iteration"]:
-            left_out |= {"latest_plan_active_at_iteration", "latest_plan_misses"}
-        if not said["planned_around_bytes"]:
-            left_out.add("planned_around_bytes")
-        rows = [(label, readable(key, said[key])) for key, label in _TEXT if key not in left_out]
-        reasons = {k: v for k, v in self.values["misses_by_reason"].items() if v}
+        """Return labels and values as people read them, without values that do not exist."""
+        said = self.values
+        rows = [
+            (label, readable(key, said[key])) for key, label in _TEXT if said[key] not in (None, 0, [], 0.0)
+        ]
+        reasons = [f"{reason} {count:,}" for reason, count in said["misses_by_reason"].items() if count]
         if reasons:
-            after = [label for label, _ in rows].index("misses") + 1
-            rows.insert(after, ("misses by reason", ", ".join(f"{k} {v:,}" for k, v in reasons.items())))
-        rows.extend(_swapping_rows(said.get("swapping")))
-        rows.extend(("fault", fault) for fault in self.values.get("faults", ()))
-        return rows
+            rows.append(("misses by reason", ", ".join(reasons)))
+        if (swapping := said["swapping"]) is not None:
+            rows += [(label, readable(key, swapping[key])) for key, label in _SWAPPING if swapping.get(key)]
+        return [*rows, *(("fault", fault) for fault in said.get("faults", ()))]
+
+    def table(self) -> str:
+        """Return the rows as text."""
+        rows = self.rows()
+        width = max((len(label) for label, _ in rows), default=0)
+        return "\n".join(f"  {a:<{width}}  {b}" for a, b in rows)
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(label) for label, _ in rows)
-        return "\n".join([self._title(), *(f"  {a:<{width}}  {b}" for a, b in rows)])
-
-    def _title(self) -> str:
-        rank = self.values.get("rank")
-        return f"mempool: {self.values['name']}" + ("" if rank is None else f" (rank {rank})")
+        return "\n".join([*(f"mempool: {line}" for line in self.verdict.splitlines()), self.table()])
 
     def _repr_html_(self) -> str:
         cells = "".join(
             f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>"
             for a, b in self.rows()
         )
-        return f"<table><caption>{html.escape(self._title())}</caption>{cells}</table>"
-
-
-def _swapping_rows(said: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the rows about offloading, without counts of zero."""
-    if said is None:
-        return []
-    first = _SWAPPING[0][0]
-    return [
-        (label if key == first else f"  {label}", readable(key, said[key]))
-        for key, label in _SWAPPING
-        if said.get(key) or key == first
-    ]
+        return f"<div><b>mempool</b>: {html.escape(self.verdict)}</div><table>{cells}</table>"
 
 
 def readable(key: str, value: Any) -> str:
@@ -165,7 +154,7 @@ def readable(key: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, float):
-        return f"{value:.4%}" if key in ("hit_rate", "coverage", "fragmentation") else f"{value:.6g}"
+        return f"{value:.2%}" if key == "coverage" else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -180,6 +169,11 @@ def make_report(pool: PoolSnapshot) -> Report:
         "name": pool.name,
         "rank": pool.rank,
         "state": pool.state,
+        "no_plan": no_plan_reason(pool),
+        "steps": pool.steps,
+        "periods": 0 if pool.steps or state["marked"] else state["iterations"],
+        "planned_from": (pool.planned_from if pool.steps else state["plan_active_at_iteration"]) or None,
+        "page_faults_per_step": pool.page_faults,
         "iterations": state["iterations"],
         "plan_active_at_iteration": state["plan_active_at_iteration"] or None,
         "latest_plan_active_at_iteration": state["latest_plan_active_at_iteration"] or None,
@@ -233,7 +227,7 @@ def _plan_values(pool: PoolSnapshot) -> dict[str, Any]:
     plan = planned.plan
     return {
         "peak_load_bytes": planned.peak_load_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
+        "lower_bound_bytes": min(plan.lower_bound_bytes, planned.peak_load_bytes),
         "planned_arena_bytes": plan.arena_bytes,
         "planned_around_bytes": planned.around_bytes,
         "planned_buffers": int((~planned.buffers.persistent).sum()),

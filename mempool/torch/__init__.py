@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from mempool.torch.introspection.diagnosis import Diagnosis
 
 
+__all__ = ["diagnose", "fit", "install", "installed", "is_installed", "record", "uninstall"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until the pool is closed.
 

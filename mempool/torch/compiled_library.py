@@ -45,12 +45,14 @@ class Source(NamedTuple):
         libraries: torch's libraries to link with.
         symbol: a symbol that the built library contains.
         needs_cuda: whether the source includes headers of CUDA.
+        headers: names of the headers beside the source that the source includes.
     """
 
     path: Path
     libraries: tuple[str, ...]
     symbol: str
     needs_cuda: bool = False
+    headers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -77,7 +79,8 @@ class Source(NamedTuple):
             *(f"-l{name}" for name in self.libraries),
         ]
         version = torch.__version__, torch.version.git_version
-        told = repr((self.path.read_bytes(), *version, FLAGS, self.libraries, os.uname().machine))
+        texts = [path.read_bytes() for path in (self.path, *map(self.path.with_name, self.headers))]
+        told = repr((*texts, *version, FLAGS, self.libraries, os.uname().machine))
         mark = hashlib.sha256(told.encode()).hexdigest()[:16]
         name = f"{self.name}-torch-{torch.__version__}-{mark}.so"
         built = _folder(name) / name

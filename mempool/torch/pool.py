@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mempool.errors import UsageError
 from mempool.installation import InstallationSlot, slot_of
 from mempool.pool import Pool
+from mempool.settings import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ class TensorPool(Pool):
     """A pool that stops serving PyTorch when closed."""
 
     framework = "torch"
+    shown = (*(name for name in Pool.shown if name not in ("allocate", "free", "faults")), "watch")
     swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:
@@ -37,8 +39,9 @@ class TensorPool(Pool):
         if ends or shown:
             from mempool.torch.step_detection import StepDetector
 
-            decided = self.loaded is not None and self.loaded.detected_marks
-            self._step_detector = StepDetector(self, ends=ends, shown=shown, decided=decided)
+            # the iterations of a plan file may end elsewhere
+            ends &= self.loaded is None or self.loaded.detected_marks or self.loaded.remembered
+            self._step_detector = StepDetector(self, ends=ends, shown=shown)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.eager import OffloadSession
 
@@ -66,15 +69,22 @@ class TensorPool(Pool):
         with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
             self._step(found=True)
 
-    def end_iterations_with_steps(self) -> None:
-        """End iterations with the steps of the first optimizer, without a search for other repetitions."""
-        if self._step_detector is not None:
-            self._step_detector.has_decided = True
+    def expect_step(self) -> None:
+        """Plan nothing until the first step of an optimizer, which has begun, ends.
+
+        Plans made so far are of repetitions within the step, and would get the optimizer's state into their
+        arena; those of a file stay if its iterations end with steps, too.
+        """
+        self.planner.require_step_marks(until=NEVER)
+        if self.loaded is None or not self.loaded.detected_marks:
+            self.loaded = None
+            self.client.drop_patterns()
 
     @property
     def has_detected_marks(self) -> bool:
         """True if the steps of an optimizer end iterations that the program does not mark."""
-        return self._step_detector is not None and self._step_detector.has_decided
+        steps = self._step_detector is not None and self._step_detector.ends_iterations
+        return steps and self.step_counter.steps > 0
 
     def _end_step_detection(self) -> None:
         if self._step_detector is not None:

@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import own_process
-from problem_classes import GENERATORS, flat, scattered
+from instances import GENERATORS, flat, scattered
 from test_proofs import problem
 
 from mempool.demo.worker import resident_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from problem_classes import GENERATORS
+from instances import GENERATORS
 
 from solvers import Plan, Status, Stop, check, solve
 

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import typer
 from commands import COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import random_trace
 from shown import four_buffers
-from simulations import random_trace
-from swap_traces import training
+from swap_steps import training
 
-from mempool.cli.app import call
+from mempool.cli.app import app, call
 from mempool.cli.run import exec as launch
 from mempool.units import parse_memory, typed_size
 from solvers import SOLVERS
@@ -33,7 +34,7 @@ from traces.workload import generate
 if TYPE_CHECKING:
     from answers import Cli
 
-VERBS = ("check", "compare", "convert", "demo", "fit", "info", "plan", "run", "show", "swap")
+VERBS = ("check", "compare", "convert", "demo", "diagnose", "fit", "info", "plan", "run", "show", "swap")
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +267,16 @@ def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_examples(verb: str, cli: Cli) -> None:
     assert f"mempool {verb}" in cli.printed(verb, "--help").split("For example")[1]
+
+
+def test_help_fits_a_screen_and_names_every_verb(cli: Cli) -> None:
+    lines = cli.printed("--help").splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if line.startswith("  ")} == set(
+        typer.main.get_command(app).commands
+    )
+    assert "<bool>" not in cli.printed("run --help") + cli.printed("demo --help")
 
 
 def test_help_names_every_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from commands import COMMAND
-from simulations import random_trace
+from recordings import random_trace
 
 from mempool.simulate import ALLOCATORS
 from traces import EventType, Trace, buffers_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 import zipfile
@@ -230,14 +231,18 @@ def test_unused_plan_limit_and_framework_are_reported(tmp_path: Path) -> None:
     for command, said in (
         ("--plan plan script.py", "the plan was not used: it is of torch"),
         ("--limit 1MiB script.py", "nothing was held within the limit"),
-        ("--max-reserved 1GiB script.py", "mempool: numpy"),
+        ("--max-reserved 1GiB script.py", "mempool: numpy: no plan: nothing was seen to repeat"),
+        ("--report script.py", "  reserved at most "),
         ("--explain script.py", "no plan in effect: recording"),
-        ("none.py", "mempool: nothing to report"),
+        ("none.py", "nothing to report: the program imported none of numpy, torch"),
+        ("none.py --limit=1 --limit --own", "mempool: --limit went to the program"),
+        ("-c 'import numpy'", "nothing to report: numpy never had 1 MiB in use"),
     ):
-        done = outcome(start(tmp_path, *MEMPOOL, *command.split()))
-        assert (done.status, done.stdout) == (0, "False False\n" if command == "none.py" else "")
+        done = outcome(start(tmp_path, *MEMPOOL, *shlex.split(command)))
+        assert (done.status, done.stdout) == (0, "False False\n" if command.startswith("none.py") else "")
         assert said in done.stderr
-        assert ("within the limit" in done.stderr) == ("--limit" in command)
+        assert done.stderr.count("\n") == 1 + ("--limit" in command or "--plan" in command) or said[0] != "m"
+        assert ("within the limit" in done.stderr) == command.startswith("--limit")
 
 
 def sleeps(pid: int) -> bool:

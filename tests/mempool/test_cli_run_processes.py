@@ -131,7 +131,7 @@ import numpy as np
 
 def work(n):
     for _ in range(50):
-        y = np.arange(40_000.0) * n
+        y = np.arange(140_000.0) * n
     return float(y.sum())
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from shown import Packed, four_buffers
 from snapshots import segment, stored
-from swap_traces import MIB, training
+from swap_steps import MIB, training
 
 from mempool.cli.app import call
 from traces import Trace

@@ -11,7 +11,7 @@ import programs
 import pytest
 from combinations import some
 from pools import simulated
-from programs_with_variants import at_random, in_steps, marking_last, misses, variants, with_states
+from random_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
 import mempool.planning.joint_planning
 import solvers.packing.streams

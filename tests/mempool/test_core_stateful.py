@@ -327,6 +327,16 @@ class Core(RuleBasedStateMachine):
         for address in self.begins[:3]:
             assert self.pool.owns(address)
 
+    @rule()
+    def a_snapshot_agrees(self) -> None:
+        packed_segments, packed_blocks, _ = _core.snapshot(self.pool, None)
+        segments = np.frombuffer(packed_segments, list(_core.SEGMENT_FIELDS))
+        blocks = np.frombuffer(packed_blocks, list(_core.BLOCK_FIELDS))
+        live, waiting = (blocks[blocks["state"] == _core.BLOCK_STATES.index(s)] for s in ("live", "waiting"))
+        assert int(segments["size"].sum()) == self.pool.stats()["reserved"]["current"]
+        assert dict(zip(live["address"].tolist(), live["requested"].tolist(), strict=True)) == self.live
+        assert len(waiting) == self.client.stats()["deferred_blocks"]
+
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
@@ -343,7 +353,7 @@ class Core(RuleBasedStateMachine):
 
 
 TestCore = Core.TestCase
-TestCore.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestCore.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 class CountedCuda:
@@ -406,4 +416,4 @@ def _driver(fake_library: Path) -> None:
 
 
 TestCoreOnCuda = CoreOnCuda.TestCase
-TestCoreOnCuda.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+TestCoreOnCuda.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)

@@ -1,4 +1,4 @@
-"""The driver library and the devices, on a driver without a GPU: see mempool/rehearsal/native/driver/."""
+"""The driver's start, shutdown and devices; fallback memory of each kind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from cores import pattern
 from fake_cuda import (
     DEINITIALIZED,
+    GETS_MEMORY,
+    KINDS,
     NOT_INITIALIZED,
     FakeCuda,
     calls,
@@ -21,16 +24,16 @@ from mempool import UsageError, _core, cuda
 from mempool.cuda_callbacks import CallbackPool
 from mempool.cupy.platform import Cuda
 from mempool.pinned import PinnedPool
+from mempool.settings import EVERYTHING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 MIB = 1 << 20
 
 
 # --- the driver
-
-
 @pytest.mark.parametrize(
     ("driver", "says"),
     [("libno-such.so", r"no CUDA driver: libno-such\.so"), ("libm.so.6", r"libm\.so\.6 has no cuInit")],
@@ -68,8 +71,6 @@ def test_listing_and_making_devices_makes_no_context(fake: FakeCuda) -> None:
 
 
 # --- binding
-
-
 def test_unbound_device_has_no_memory_until_bound_once(fake: FakeCuda) -> None:
     device = fake.device(None)
     memory = calls(fake, device)
@@ -112,8 +113,6 @@ def test_a_single_thread_wins_a_race_of_bindings(fake: FakeCuda) -> None:
 
 
 # --- the end of the process
-
-
 @pytest.mark.parametrize("code", [DEINITIALIZED, NOT_INITIALIZED], ids=["the end", "a forked child"])
 @pytest.mark.parametrize(
     "symbol",
@@ -199,3 +198,95 @@ def test_fake_driver_reports_calls_from_a_wrong_context(fake: FakeCuda) -> None:
     fake.set_current(0)
     assert fake.faults == ["an event is recorded on a stream of another context"]
     fake.reset()
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_streams_in_turn_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
+    """Memory freed by another stream would be waited for, returned, and taken again each time."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    streams, taken = (fake.stream(), 0), list[int]()
+    for _ in range(20):
+        for stream in streams:
+            client.free(client.allocate(30 * MIB, stream), stream)
+        taken.append(sum(fake.calls(symbol) for symbol in GETS_MEMORY[kind]))
+    assert taken[0] == taken[-1]
+
+
+@every_kind
+def test_growth_on_a_captured_stream_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
+    """A wait would break the capture by another library, unknown to the pool."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    stream = fake.stream()
+    for address in [client.allocate(20 * MIB, stream) for _ in range(8)]:
+        client.free(address, stream)
+    fake.begin_capture(stream)
+    address = client.allocate(300 * MIB, stream)
+    assert not fake.is_broken(stream)
+    fake.end_capture(stream)
+    client.free(address, stream)
+
+
+@every_kind
+def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
+    """The capture belongs to another library, unknown to the pool; the next iteration has the arena."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    stream, sizes = fake.stream(), [30 * MIB, 20 * MIB, 40 * MIB]
+
+    def iteration() -> None:
+        client.mark(_core.Mark.STEP)
+        for address in [client.allocate(size, stream) for size in sizes]:
+            client.free(address, stream)
+
+    client.set_retained_limit(EVERYTHING)
+    iteration()
+    client.install(pattern(sizes, low_water=1, stream=stream, sequence=1))  # 0: of the marks
+    fake.begin_capture(stream)
+    iteration()
+    assert pool.stats()["arena_bytes"] == 0
+    assert not fake.is_broken(stream)
+    fake.end_capture(stream)
+    for _ in range(2):
+        iteration()
+    assert pool.stats()["arena_bytes"] >= sum(sizes)
+
+
+@every_kind
+def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
+    """A cache of keys and values is a little larger each time, and allocated before the former is freed."""
+    pool = _core.Pool(device=fake.device(memory=kind))
+    client = _core.Client(pool, "test")
+    client.set_retained_limit(EVERYTHING)
+    caches = [client.allocate(11 * MIB, 0) for _ in range(4)]
+    for size in range(11 * MIB, 20 * MIB, MIB // 4):
+        for number, before in enumerate(caches):
+            caches[number] = client.allocate(size, 0)
+            client.free(before, 0)
+    assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
+    for cache in caches:
+        client.free(cache, 0)
+
+
+def test_allocation_on_a_captured_stream_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:
+    """The graph would use the memory long after the memory has another owner."""
+    stream, side = fake.stream(), fake.stream()
+    with CallbackPool(0, driver=fake.driver, name="captured", background=False) as pool:
+        before = pool.take(MIB, stream)
+        fake.begin_capture(stream)
+        fake.fork(stream, side)
+        for captured in (stream, side):
+            with pytest.raises(UsageError, match="allocate before the capture"):
+                pool.take(MIB, captured)
+        other = pool.take(MIB)
+        pool.give(before, stream)
+        assert not fake.is_broken(stream)
+        fake.destroy_graph(fake.end_capture(stream))
+        for address in (pool.take(MIB, stream), other):
+            pool.give(address, 0)

@@ -136,7 +136,7 @@ def test_each_device_has_a_pool_of_its_own(pool: CupyPool, platform: FakePlatfor
     assert sorted(report.values["devices"]) == ["0", "2"]
     assert report.values["allocations"] == 8 * 3 * 2 + 1
     assert "mempool: cupy:2" in str(report)
-    assert "device 2: hit rate" in report._repr_html_()
+    assert "device 2: hits" in report._repr_html_()
     del there  # with another device current
     assert pool.pool(2).client.stats()["live"]["current"] == 0
 
@@ -220,6 +220,15 @@ def test_plans_are_saved_and_loaded_for_each_device(
         with current.on(device=1):
             train(pool)
         pool.save(path)
+        each, joint = [one.metrics() for one in pool.pools.values()], pool.metrics()
+        assert joint["steps"] == max(metrics["steps"] for metrics in each)
+        assert joint["reserved_bytes"] == each[0]["reserved_bytes"] + each[1]["reserved_bytes"]
+        assert joint["hit_rate"] == 1
+        assert (
+            {"metrics", "step", "free_all_blocks"}
+            < set(dir(pool))
+            < {*dir(type(pool)), "name", "malloc", "settings"}
+        )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.device1.plan", "run.plan"]
     with install(platform, plan=str(path)) as pool:
         for device in (1, 0):

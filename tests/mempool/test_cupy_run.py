@@ -79,9 +79,9 @@ def test_cupy_program_is_replayed_and_reported(
         import mempool.cupy
         pool = mempool.cupy.installed()
         while pool.report().values.get("hits", 0) < 100 and time.monotonic() < end:
-            first, second = cupy.ndarray((10_000,), "f4"), cupy.ndarray((20_000,), "f4")
+            first, second = cupy.ndarray((100_000,), "f4"), cupy.ndarray((200_000,), "f4")
             del first
-            third = cupy.ndarray((30_000,), "f4")
+            third = cupy.ndarray((300_000,), "f4")
             del second, third
             pool.step()
         """,

@@ -10,7 +10,7 @@ import programs
 import pytest
 from combinations import some
 from pools import simulated
-from programs_with_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
+from random_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
 from mempool import Pool
 from mempool.planning import joint_planning

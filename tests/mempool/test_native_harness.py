@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-import guards
+import harness_runs
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
@@ -73,7 +73,7 @@ def test_many_random_programs_on_threads_keep_every_promise(
 def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = harness(folder, "none", mutations=True)
     notices_each(
-        guards.STRESS,
+        harness_runs.STRESS,
         lambda guard: [
             stress(program, device, seed, 4, removed=guard)
             for seed in range(1 if guard == "fork" else 3)  # without which a child hangs until its alarm

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import programs
 import pytest
+from instances import flat
 from pools import pattern_of, simulated
-from problem_classes import flat
 
 import solvers
 from mempool import Pool

@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-import guards
+import harness_runs
 import pytest
 import soak
 
@@ -85,7 +85,7 @@ def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:
     texts = (path.read_text() for path in build.CORE.rglob("*.[ch]pp"))
     named = {name for text in texts for name in re.findall(r'MEMPOOL_GUARDED\("(\w+)"\)', text)}
     found = {guard for guard, *_ in FOUND}
-    assert named == {*guards.WORLD, *guards.STRESS, *guards.CUDA, *found}
+    assert named == {*harness_runs.WORLD, *harness_runs.STRESS, *found}
 
 
 @pytest.mark.mutation
@@ -93,7 +93,7 @@ def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:
 def test_worlds_notice_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = world(folder)
     rows, survived = [], []
-    for guard, modes in guards.WORLD.items():
+    for guard, modes in harness_runs.WORLD.items():
         for mode in modes:
             try:
                 soak.worlds(program, 1, 300, mode, MEMPOOL_REMOVED_GUARD=guard)

@@ -8,7 +8,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,11 +40,11 @@ OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
 #: Programs of headers alone, and the folders of those.
-OF_HEADERS = {"packing": (HERE, SOLVERS), "simulators": (HERE, SOLVERS), "snapshots": (HERE, TRACES, SOLVERS)}
+OF_HEADERS = {"snapshots": (HERE, TRACES, SOLVERS)}
 
-#: Quick builds of these omit the checks of pointers, a third of the compiler's time: the solvers read no
-#: foreign bytes, and the core of the world is that of "stress", which has the checks.
-TYPED = ("packing", "simulators", "world")
+#: Quick builds of these omit the checks of pointers, a third of the compiler's time: the core of the world is
+#: that of "stress", which has the checks.
+TYPED = ("world",)
 
 
 def flags(
@@ -66,13 +65,6 @@ def flags(
     common = ["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror"]
     folders = [f"-I{folder}" for folder in (CORE, TRACES, SOLVERS)]
     return [*common, *folders, *optimisation, *SANITIZERS[sanitizer], *extra]
-
-
-def runtimes(sanitizer: str) -> str:
-    """What a program that was built without must have preloaded for a library that was built with it."""
-    names = {"address": ("asan", "ubsan"), "thread": ("tsan",), "none": ()}[sanitizer]
-    found = (_said([compiler(), f"-print-file-name=lib{name}.so"]) for name in names)
-    return " ".join(found)
 
 
 @functools.cache
@@ -121,24 +113,6 @@ def build(
             core = [_joined(core, folder)] if core else []
         objects += _objects(core, folder, folders, options)
         return _linked(folder / program, objects, options, "-ldl")
-
-
-def build_module(name: str, folder: Path, *, sanitizer: str = "none") -> Path:
-    """Compile tests/native/NAME/*.cpp with the core and CuPy's allocator to a module of this Python; soon.
-
-    Headers in that folder come before others of the same name.
-
-    Raises:
-        RuntimeError: with the compiler's output.
-    """
-    ours = HERE / name
-    sources = [*sorted(ours.glob("*.cpp")), *sorted(CORE.glob("adapters/cupy_*.cpp"))]
-    options = flags(sanitizer, mutations=False, soon=True)
-    python = [f"-I{ours}", "-isystem", sysconfig.get_path("include")]
-    with _locked(folder):
-        objects = _objects(sources, folder, (CORE, TRACES, ours, ours / "nanobind"), [*python, *options])
-        core = _objects([_joined(_core(), folder)], folder, (CORE, TRACES, HERE, HERE / "world"), options)
-        return _linked(folder / f"{name}.so", [*objects, *core], options, "-shared")
 
 
 def _core(*left_out: str) -> list[Path]:
@@ -228,10 +202,6 @@ def _library(place: Path, folder: Path, sanitizer: str, defines: tuple[str, ...]
             _run([compiler(), *options, str(source), "-o", f"{target}.part"])
             Path(f"{target}.part").replace(target)
     return target
-
-
-def _said(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _run(command: list[str]) -> None:

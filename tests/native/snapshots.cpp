@@ -1,8 +1,11 @@
 // Random memory snapshots through the reader of traces/native: right ones, damaged ones, and opcodes in any order.
 //
+// Usage: snapshots FIRST_SEED SEEDS [spoil]     one JSON object of counts, or the first failure
+//
 // A right one must give as many rows as were written, and whatever is read must be a trace. With `spoil`, one row more
 // is expected of right ones.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,16 +14,22 @@
 
 #include "joined_rows.hpp"
 #include "memory_snapshot.hpp"
+#include "packing/random.hpp"
 #include "pickle.hpp"
-#include "seeded.hpp"
 
 namespace {
 
 using packing::Random;
-using seeded::counts;
 using namespace traces;
 
-[[noreturn]] void fail(const char* what) { seeded::fail("snapshots", what); }
+std::map<std::string, unsigned long long> counts;
+unsigned long long seed_now = 0;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "FAILED: seed %llu: %s\n", seed_now, what);
+  std::fflush(stderr);
+  std::_Exit(1);
+}
 
 // A pickle as it is written, in one of the ways in which that may be done.
 class Writer {
@@ -256,7 +265,18 @@ void run(Random& random, bool spoil) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return seeded::main_of(argc, argv, run,
-                         {"right", "rows", "skipped", "damaged", "truncated", "opcode", "impossible", "no snapshot",
-                          "begun", "read though damaged"});
+  if (argc < 3) return 2;
+  const unsigned long long first = std::strtoull(argv[1], nullptr, 10), seeds = std::strtoull(argv[2], nullptr, 10);
+  const bool spoil = argc > 3 && std::strcmp(argv[3], "spoil") == 0;
+  for (const char* const event : {"right", "rows", "skipped", "damaged", "truncated", "opcode", "impossible", "no snapshot",
+                                  "begun", "read though damaged"}) {
+    counts[event] = 0;  // all of them must happen
+  }
+  for (seed_now = first; seed_now < first + seeds; ++seed_now) {
+    Random random(seed_now * 0x9e3779b97f4a7c15ULL);
+    run(random, spoil);
+  }
+  std::printf("{");
+  for (const auto& [name, count] : counts) std::printf("\"%s\": %llu, ", name.c_str(), count);
+  std::printf("\"seeds\": %llu}\n", seeds);
 }

@@ -5,6 +5,7 @@ Each test is a process of its own: PyTorch's allocator is changed for good.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -445,6 +446,18 @@ def test_memory_moves_between_pytorch_and_another_client_and_back() -> None:
     assert tensor(MIB).data_ptr() == where
     assert other.core.stats()["reserved"]["current"] == reserved
     assert driver().faults == []
+
+
+@alone
+def test_tensor_lies_in_its_reservation() -> None:
+    """As PyTorch asks before it shares a tensor."""
+    pool = install(memory="plain")
+    made, size = tensor(MIB), ctypes.c_size_t()
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))
+    base = function(_core.torch_cuda_functions()["set_base_alloc_fn"])(made.data_ptr(), size)
+    assert base is not None
+    assert base <= made.data_ptr() < made.data_ptr() + MIB <= base + size.value
+    assert size.value == pool.core.stats()["reserved"]["current"]
 
 
 @alone

@@ -66,6 +66,53 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
 
 
 @alone
+def test_capture_in_parts_keeps_the_memory_of_each_part() -> None:
+    """As where a graph has conditional nodes, each of whose bodies is a part."""
+    mempool.torch.install(device="cuda", backend="pluggable", background=False)
+    graph, stream, inside = torch.cuda.CUDAGraph(), torch.cuda.Stream(), set()
+    name = torch.cuda.graph_pool_handle()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(name, capture_error_mode="thread_local")
+        for _ in range(3):
+            inside.add(torch.zeros(MIB, device="cuda").data_ptr())
+            torch._C._cuda_endAllocateToPool(0, name)
+            torch.cuda.empty_cache()
+            torch._C._cuda_beginAllocateCurrentStreamToPool(0, name)
+        inside.add(torch.empty(MIB, device="cuda").data_ptr())
+        graph.capture_end()
+        others = [torch.empty(MIB, device="cuda") for _ in range(4)]
+    assert inside.isdisjoint(one.data_ptr() for one in others)
+    del graph, others
+    for _ in range(3):
+        torch._C._cuda_releasePool(0, name)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert standin_torch.driver().faults == []
+
+
+@alone
+def test_memory_of_a_failed_capture_is_kept_until_its_release_and_no_other() -> None:
+    mempool.torch.install(device="cuda", backend="pluggable", background=False)
+    graph, stream, name = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(name, capture_error_mode="global")
+        torch.empty(MIB, device="cuda")
+        with pytest.raises(RuntimeError):
+            torch.cuda.synchronize()  # which a capture does not bear
+        with pytest.raises(RuntimeError):
+            graph.capture_end()
+        del graph
+        torch.empty(64 * MIB, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert 0 < torch.cuda.memory_reserved() < 64 * MIB
+    torch._C._cuda_releasePool(0, name)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
+    assert standin_torch.driver().faults == []
+
+
+@alone
 def test_moves_within_a_limit_are_no_unseen_writes() -> None:
     """Unseen writes make the copies on the host stale."""
     from mempool.torch.eager import interposer

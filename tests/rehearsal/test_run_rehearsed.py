@@ -94,4 +94,3 @@ def test_plan_of_a_compiled_program_is_not_handed_on(tmp_path: Path, libraries: 
     report, messages = run(tmp_path, libraries, program, f"--report={tmp_path / 'reported'}")
     assert "so the run does not follow its plan" in messages
     assert report["plan_active_at_iteration"] != 1
-    assert list((tmp_path / "plans").glob("*.plan")) == []

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import instances
 import numpy as np
-import problem_classes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def test_repair_searches_above_a_ground_of_uncountable_height() -> None:
 
 
 def test_cancelled_kernels_return_no_offsets() -> None:
-    jobs = jobs_of(problem_classes.scattered(100, 0))
+    jobs = jobs_of(instances.scattered(100, 0))
     native, order, cancel = jobs.native(), np.arange(100, dtype=np.int32), _core.Cancel()
     cancel.cancel()
     assert len(_core.pack_in_order(native, order, cancel)) == 0
@@ -130,7 +130,7 @@ def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset
 def many(monkeypatch: pytest.MonkeyPatch) -> Task:
     """A task whose work all runs on the worker thread, and which has offsets."""
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=0))
-    task = Task(jobs_of(problem_classes.flat(50, 0)), Budget(Stop()))
+    task = Task(jobs_of(instances.flat(50, 0)), Budget(Stop()))
     task.offer(np.arange(50) << 40, 50 << 40)
     return task
 
@@ -140,7 +140,7 @@ def waiting(begun: threading.Event) -> Callable[[_core.Cancel], None]:
 
     def work(cancel: _core.Cancel) -> None:
         begun.set()
-        jobs = jobs_of(problem_classes.flat(20, 0)).native()
+        jobs = jobs_of(instances.flat(20, 0)).native()
         order = np.arange(20, dtype=np.int32)
         while len(_core.pack_in_order(jobs, order, cancel)):
             pass
@@ -201,7 +201,7 @@ def assert_no_packing_thread() -> None:
 
 def test_several_threads_search_and_all_end() -> None:
     """The instance keeps a single thread busy for long."""
-    buffers, seen = padded(problem_classes.flat(10_000, 0)), list[int]()
+    buffers, seen = padded(instances.flat(10_000, 0)), list[int]()
 
     def enough() -> bool:
         seen.append(packing_threads())
@@ -216,7 +216,7 @@ def test_several_threads_search_and_all_end() -> None:
 
 @pytest.mark.parametrize(
     "buffers",
-    [padded(problem_classes.flat(10_000, 0)), *(problem_classes.flat(n, 0) for n in (10_000, 60_000))],
+    [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
     ids=["after the first turn", "before it", "beside stretches"],
 )
 def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
@@ -241,8 +241,8 @@ def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
 @pytest.mark.parametrize(
     ("kernel", "buffers"),
     [
-        ("LocalRepair", padded(problem_classes.flat(2_000, 0))),
-        ("PeakOutward", problem_classes.scattered(1_000, 0)),
+        ("LocalRepair", padded(instances.flat(2_000, 0))),
+        ("PeakOutward", instances.scattered(1_000, 0)),
     ],
 )
 def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
@@ -332,7 +332,7 @@ def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
 
 
 def test_slices_of_the_budget_do_not_change_peak_outward_offsets() -> None:
-    jobs = jobs_of(problem_classes.scattered(1_000, 4))
+    jobs = jobs_of(instances.scattered(1_000, 4))
     whole, again, parts = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(3))
     assert whole.advance(3_000 * len(jobs))
     assert again.advance(whole.work - again.work), "the last work unit of a budget counts"
@@ -364,7 +364,7 @@ def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buff
 
 
 def test_kernel_keeps_its_jobs_alive() -> None:
-    native = jobs_of(problem_classes.scattered(100, 0)).native()
+    native = jobs_of(instances.scattered(100, 0)).native()
     before = sys.getrefcount(native)
     search = _core.PeakOutward(native, 1, 0)
     assert sys.getrefcount(native) == before + 1
@@ -375,7 +375,7 @@ def test_kernel_keeps_its_jobs_alive() -> None:
 @pytest.mark.parametrize("mean_live", [100, 300], ids=["reached", "above the bound"])
 def test_every_reported_plan_is_valid_and_smaller_than_the_best(mean_live: int) -> None:
     """Jobs far from the peak may end above the goal at first; window repair then lowers them."""
-    buffers = problem_classes.flat(2_000, 0, mean_live=mean_live)
+    buffers = instances.flat(2_000, 0, mean_live=mean_live)
     jobs = jobs_of(buffers)
     search, best = PeakOutward(jobs.native(), 0), int(1.2 * jobs.lower_bound)
     while not search.rounds and best > jobs.lower_bound:

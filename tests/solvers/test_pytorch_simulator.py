@@ -1,40 +1,28 @@
-"""The simulated PyTorch allocator against a slow model of the rules, and the parsing of settings."""
+"""PyTorch's simulated allocator: invariants, settings, and the judge of real recordings."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pytorch_model import MIB, Model
-from simulations import check_simulation, event_traces, random_trace, trace_of
+from recordings import MIB, check_simulation, event_traces, random_trace, recording_of, trace_of
 
-from solvers.simulators import simulate
+from solvers.simulators import judge, simulate
 from solvers.simulators.pytorch import PyTorch
+from traces.errors import TraceError
+from traces.formats.snapshot import read_snapshot
 from traces.trace import EventType, Trace
 
 
-def run_model(trace: Trace, model: Model) -> tuple[list[int], list[int], list[int]]:
-    """Return the address of each event, and live and reserved bytes after the event."""
-    addresses, live, reserved = [], [], []
-    placed: dict[int, int] = {}
-    for row in range(len(trace)):
-        buffer, address = int(trace.buffer[row]), None
-        if trace.kind[row] == EventType.ALLOC and trace.size[row]:
-            address = model.allocate(int(trace.size[row]), int(trace.stream[row]))
-            if address is not None:
-                placed[buffer] = address
-        elif trace.kind[row] == EventType.FREE and buffer in placed:
-            model.free(placed.pop(buffer))
-        addresses.append(-1 if address is None else address)
-        live.append(model.live)
-        reserved.append(model.reserved)
-    return addresses, live, reserved
-
-
 @st.composite
-def model_settings(draw: st.DrawFn) -> dict[str, Any]:
+def drawn_settings(draw: st.DrawFn) -> dict[str, Any]:
     """Any combination of settings, in the words of the simulator."""
     chosen: dict[str, Any] = {}
     if draw(st.booleans()):
@@ -53,50 +41,18 @@ def model_settings(draw: st.DrawFn) -> dict[str, Any]:
     return chosen
 
 
-def model_of(limit: int, *, expandable: bool, **chosen: Any) -> Model:
-    divisions = chosen.get("roundup_power2_divisions", 0)
-    split = chosen.get("max_split_size_mb")
-    return Model(
-        limit,
-        max_split=1 << 62 if split is None else split * MIB,
-        rounding=chosen.get("max_non_split_rounding_mb", 20) * MIB,
-        large=chosen.get("large_segment_size_mb", 20) * MIB,
-        threshold=chosen.get("garbage_collection_threshold", 0.0),
-        divisions=(divisions,) * 16 if isinstance(divisions, int) else divisions,
-        expandable=expandable,
-    )
-
-
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
 @settings(max_examples=100, deadline=None)
 @given(
     trace=event_traces(),
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
-    chosen=model_settings(),
+    chosen=drawn_settings(),
 )
-def test_simulator_agrees_with_the_model(
+def test_any_settings_and_limit_keep_the_invariants(
     allocator: str, trace: Trace, limit: int, chosen: dict[str, Any]
 ) -> None:
-    """Every address, and live and reserved bytes after every event, with any settings and limit."""
-    simulation = simulate(trace, allocator, limit_bytes=limit * MIB, **chosen)
-    model = model_of(limit * MIB, expandable=allocator != "pytorch", **chosen)
-    address, live, reserved = run_model(trace, model)
-    assert simulation.address.tolist() == address
-    assert simulation.live.tolist() == live
-    assert simulation.reserved.tolist() == reserved
-    check_simulation(simulation, limit * MIB)
-
-
-@pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
-@pytest.mark.parametrize("chosen", [{}, {"max_split_size_mb": 20, "garbage_collection_threshold": 0.6}])
-def test_long_traces_agree_with_the_model(allocator: str, chosen: dict[str, Any]) -> None:
-    trace = random_trace(5, 1200, largest=40 * MIB)
-    limit = int(trace.load().max()) * 11 // 10 // MIB * MIB
-    simulation = simulate(trace, allocator, limit_bytes=limit, **chosen)
-    model = model_of(limit, expandable=allocator != "pytorch", **chosen)
-    address, live, reserved = run_model(trace, model)
-    assert simulation.address.tolist() == address
-    assert (simulation.live.tolist(), simulation.reserved.tolist()) == (live, reserved)
+    """PyTorch itself is compared in tests/rehearsal/test_simulated_pytorch.py."""
+    check_simulation(simulate(trace, allocator, limit_bytes=limit * MIB, **chosen), limit * MIB)
 
 
 def test_garbage_collection_threshold_needs_a_limit() -> None:
@@ -164,3 +120,183 @@ def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
 def test_division_lists_need_sixteen_numbers() -> None:
     with pytest.raises(ValueError, match="has 3 numbers, not 16"):
         PyTorch(roundup_power2_divisions=(1, 2, 4))
+
+
+SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+SHIFT = 1 << 45
+#: Of each snapshot: rows of the first state, segments, allocs, events.
+FIGURES = {
+    "small": (0, 9, 36, 62),
+    "transformer_ctx128_fullstep": (551, 783, 6771, 12665),
+    "transformer_medium_128_training": (1041, 0, 6526, 12831),
+}
+
+
+@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="no recorded snapshots beside the checkout")
+@pytest.mark.parametrize("name", FIGURES)
+def test_real_snapshots_are_reproduced(name: str) -> None:
+    judged = judge(read_snapshot(SNAPSHOTS / f"{name}.pickle"))
+    assert (judged.begin, judged.segments, judged.allocs, judged.events) == FIGURES[name]
+    assert judged.segments_alike == judged.segments_simulated == judged.segments
+    assert judged.addresses_alike == judged.allocs
+    assert judged.reserved_alike == judged.events
+    assert judged.exact
+    assert judged.first_difference == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([40, 64, 400, 1 << 30]))
+def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> None:
+    """Including the segments released when memory ran out."""
+    truth = simulate(trace, "pytorch", limit_bytes=limit * MIB)
+    assume(len(truth.segments))
+    judged = judge(recording_of(truth, shift=SHIFT))
+    failed = int(((truth.address < 0) & (trace.kind == EventType.ALLOC) & (trace.size > 0)).sum())
+    assert judged.exact or failed
+    check_simulation(judged.simulation)
+
+
+@settings(max_examples=75, deadline=None)
+@given(trace=event_traces(), part=st.floats(0, 1))
+def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Trace, part: float) -> None:
+    """Small requests determine the state: wherever the recording begins, the rest is reproduced."""
+    small = Trace.of(trace.kind, trace.buffer, np.minimum(trace.size, 70_000), stream=trace.stream)
+    truth = simulate(small, "pytorch")
+    assume(len(truth.segments))
+    judged = judge(recording_of(truth, int(part * len(small)), SHIFT))
+    assert judged.exact
+
+
+@settings(max_examples=100, deadline=None)
+@given(trace=event_traces(), part=st.floats(0, 1))
+def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, part: float) -> None:
+    """Large requests do not determine the state; buffers stay disjoint, initial ones where they are."""
+    truth = simulate(trace, "pytorch")
+    assume(len(truth.segments))
+    recording = recording_of(truth, int(part * len(trace)), SHIFT)
+    judged = judge(recording)
+    simulation, begin = judged.simulation, judged.begin
+    assert (simulation.address[:begin] == np.where(recording.kind == 0, recording.address, -1)[:begin]).all()
+    ends = simulation.address + recording.size
+    alive: set[int] = set()
+    for row in range(len(recording)):
+        if recording.kind[row] == EventType.FREE:
+            alive.discard(int(recording.births[row]))
+        elif simulation.address[row] >= 0:
+            low, high = simulation.address[row], ends[row]
+            assert all(high <= simulation.address[k] or ends[k] <= low for k in alive)
+            alive.add(row)
+
+
+def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
+    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
+    half, quarter = MIB // 2, MIB // 4
+    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
+    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
+    truth = simulate(trace_of(steps), "pytorch")
+    assert len(truth.segments) == 2
+    judged = judge(recording_of(truth, 6, SHIFT))
+    assert judged.exact
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
+    trace = random_trace(seed, 2500, largest=5 * MIB)
+    large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == EventType.ALLOC) * MIB)
+    assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
+
+
+def test_recording_under_other_rules_is_judged_inexact() -> None:
+    trace = random_trace(4, 1500, largest=60 * MIB)
+    recording = recording_of(simulate(trace, "pytorch", max_split_size_mb=24), shift=SHIFT)
+    assert judge(recording, conf="max_split_size_mb:24").exact
+    judged = judge(recording)
+    assert not judged.exact
+    assert judged.first_difference.startswith("event ")
+    assert judged.reserved_alike < judged.events
+
+
+def test_recorded_settings_are_used_by_the_judge() -> None:
+    """Settings need not be given again: from the environment's text, or in the allocator's final form."""
+    trace = random_trace(4, 1500, largest=60 * MIB)
+    chosen = {"max_split_size_mb": 24, "roundup_power2_divisions": (0,) * 5 + (4,) * 11}
+    recording = recording_of(simulate(trace, "pytorch", **chosen), shift=SHIFT)  # type: ignore[arg-type]
+    divisions = json.dumps({str(1 << k): chosen["roundup_power2_divisions"][k] for k in range(16)})  # type: ignore[index]
+    told = {"setting.max_split_size": str(24 * MIB), "setting.roundup_power2_divisions": divisions}
+    assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
+    assert not judge(recording).exact
+    text = "max_split_size_mb:24,roundup_power2_divisions:[1:0,32:4,>:4]"
+    told = {"setting.PYTORCH_CUDA_ALLOC_CONF": text}
+    assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-1", str(2**64 - 1), "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"]
+)
+def test_unreadable_settings_are_ignored(value: str) -> None:
+    recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
+    names = ("max_split_size", "roundup_power2_divisions", "PYTORCH_CUDA_ALLOC_CONF")
+    metadata = {**recording.metadata, **{f"setting.{name}": value for name in names}}
+    assert judge(dataclasses.replace(recording, metadata=metadata)).exact
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
+    """Segments and buffers anywhere, on top of each other or of nothing, given back or not."""
+    place = st.integers(0, 12).map(lambda k: k * MIB + k % 3 * 512)
+    size = st.sampled_from([1, 512, MIB, 2 * MIB, 3 * MIB, 20 * MIB])
+    kinds = st.sampled_from([EventType.ALLOC, EventType.RESERVE, EventType.RELEASE, EventType.FREE])
+    rows = data.draw(st.lists(st.tuples(kinds, size, place, st.integers(0, 1)), min_size=1, max_size=30))
+    table, alive = [(int(EventType.RESERVE), -1, 2 * MIB, 0, 0)], []
+    for kind, many, at, stream in rows:
+        if kind == EventType.ALLOC:
+            alive.append(len(table))
+        if kind != EventType.FREE:
+            table.append((int(kind), len(table) if kind == EventType.ALLOC else -1, many, at, stream))
+        elif alive:
+            table.append((int(kind), alive.pop(at % len(alive)), 0, -1, stream))
+    kind, buffer, size_, address, stream_ = np.array(table).T
+    before = str(data.draw(st.integers(0, 5)))
+    trace = Trace.of(kind, buffer, size_, address=address, stream=stream_, metadata={"alive_before": before})
+    with contextlib.suppress(TraceError):
+        judged = judge(trace)
+        assert judged.simulation.live.min() >= 0
+        assert (judged.simulation.live <= judged.simulation.reserved).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"kind": [5, 5], "address": [4096, 4097], "size": 512}, "on top of another"),
+        ({"kind": [5, 5], "address": [1 << 56, 1 << 20], "size": 512}, "memory that no device has"),
+        ({"kind": [5, 5], "address": [4096, 1 << 20], "size": 1 << 60}, "memory that no device has"),
+        ({"kind": [5, 5], "address": [4096, 1 << 20], "size": 0}, "memory that no device has"),
+    ],
+)
+def test_impossible_segments_are_errors(columns: dict[str, object], what: str) -> None:
+    with pytest.raises(TraceError, match=what):
+        judge(Trace.of(buffer=-1, **columns))  # type: ignore[arg-type]
+
+
+def test_contradictory_initial_states_are_accepted_as_far_as_possible() -> None:
+    """Buffers outside all segments, or at the same address, are left out."""
+    trace = Trace.of(
+        [EventType.RESERVE] + [EventType.ALLOC] * 5,
+        [-1, 0, 1, 2, 3, 4],
+        [2 * MIB, 1 << 62, 512, 512, 512, 1 << 62],
+        address=[MIB, MIB, MIB + 1024, MIB + 1024, 1 << 40, (1 << 62) - 1],
+        metadata={"alive_before": "5"},
+    )
+    judged = judge(trace)
+    assert judged.begin == 6
+    assert judged.simulation.live[-1] == 1024 + 512
+
+
+def test_unjudgeable_traces_are_refused() -> None:
+    with pytest.raises(ValueError, match="what its allocator reserved"):
+        judge(trace_of([(0, 1, 0)]))
+    with pytest.raises(ValueError, match="several devices"):
+        judge(Trace.of([5, 5], -1, 512, address=[0, 512], device=[0, 1]))
+    with pytest.raises(ValueError, match="expandable segments"):
+        judge(Trace.of([5], -1, 512, address=0, metadata={"expandable": "1"}))

@@ -1,17 +1,65 @@
-"""Rewritten graphs compute the same as the original, and are the original once the insertions are erased."""
+"""Rewritten graphs: offloads, reloads and recomputations keep every reader's contents."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
-from rewriting_terms import contents_by_running
+from rewriting_models import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
+from solvers.rewriting.distance_rule import levels_of, matching_operations, offload_beyond
 from solvers.rewriting.pass_boundary import split_by_pass
+from solvers.rewriting.refinement import merge_shared_reloads, offload_early
+from solvers.rewriting.runs import Runs
+from solvers.swap import Link
+
+
+def test_readers_are_the_reads_turned_round() -> None:
+    graph = chain(5)
+    pairs = {(int(v), int(op)) for op in range(len(graph)) for v in graph.read_by(op)}
+    assert pairs == {(v, int(op)) for v in range(len(graph.size)) for op in graph.readers_of(v)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"seconds": [0.0]}, "lengths"),
+        ({"seconds": [np.nan] * 8}, "times"),
+        ({"size": [-1] * 9}, "negative"),
+        ({"reads": [9] * 11}, "does not have"),
+        ({"producer": [8] * 9}, "no operation"),
+        ({"reads_start": [1] * 9}, "divided"),
+        ({"control": [[3, 2]]}, "control"),
+        ({"control": [[3, 9]]}, "order of no"),
+        ({"names": ("a",) * 8}, "two operations"),
+        ({"base": [1, 2, 2, 3, 4, 5, 6, 7, 8]}, "view of a view"),
+        ({"content": [1, 2, 2, 3, 4, 5, 6, 7, 8]}, "copy of a copy"),
+    ],
+)
+def test_contradictory_columns_are_refused(columns: dict[str, object], what: str) -> None:
+    with pytest.raises(PlanError, match=what):
+        chain(4).with_columns(**columns)
+
+
+def test_value_read_before_its_producer_is_refused() -> None:
+    graph = chain(4)
+    late = graph.producer.copy()
+    late[1] = 7
+    with pytest.raises(PlanError, match="before it is made"):
+        graph.with_columns(producer=late)
+
+
+def test_two_graphs_are_the_same_only_in_every_column() -> None:
+    graph = chain(4)
+    assert graph.same_as(chain(4))
+    assert not graph.same_as(graph.with_columns(size=graph.size + 1))
+    assert not graph.same_as(graph.with_columns(kinds=("other",)))
 
 
 @st.composite
@@ -175,3 +223,189 @@ def test_only_offloaded_values_span_both_passes_after_division_by_pass(case: tup
     for offload, was in zip(divided.offloads, rewriting.offloads, strict=True):
         readers = [run for reload in offload.reloads for run in reload.consumers]
         assert sorted(readers) == sorted(run for reload in was.reloads for run in reload.consumers)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Graph, Rewriting, list[frozenset[int]]]:
+    """Decisions about a graph, with kernels of neighbours or of any operations, and operations in none."""
+    graph = draw(graphs())
+    rewriting = draw(rewritings(graph))
+    runs = Runs(graph, rewriting)
+    order = sorted([*range(len(graph)), *(len(graph) + op for op in runs.before)], key=runs.place)
+    cuts = sorted(draw(st.sets(st.integers(0, len(order)))))
+    kernels = [frozenset(order[i:j]) for i, j in pairwise([0, *cuts, len(order)])]
+    return graph, rewriting, [*kernels, *draw(st.lists(st.frozensets(st.sampled_from(order)), max_size=3))]
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_refined_rewritings_keep_contents(case: tuple[Graph, Rewriting, list[frozenset[int]]]) -> None:
+    graph, rewriting, together = case
+    new = apply_rewriting(graph, merge_shared_reloads(graph, rewriting, together))
+    was, now = contents_by_running(graph), contents_by_running(new)
+    assert [now[v] for v in range(len(now))] == [was[c] for c in new.content.tolist()]
+    assert reverted(new).same_as(graph)
+
+
+@settings(max_examples=40)
+@given(cases())
+def test_each_kernel_reads_a_single_copy_and_others_are_unchanged(
+    case: tuple[Graph, Rewriting, list[frozenset[int]]],
+) -> None:
+    graph, rewriting, together = case
+    place = Runs(graph, rewriting).place
+    made = merge_shared_reloads(graph, rewriting, together)
+    assert merge_shared_reloads(graph, made, together) == made
+    for old, new in zip(rewriting.offloads, made.offloads, strict=True):
+        assert (old.value, old.after, old.release) == (new.value, new.after, new.release)
+        for group in together:
+            assert sum(not group.isdisjoint(reload.consumers) for reload in new.reloads) <= 1
+        was = {run: i for i, reload in enumerate(old.reloads) for run in reload.consumers}
+        for reload in new.reloads:
+            parts = [old.reloads[i] for i in sorted({was[run] for run in reload.consumers})]
+            assert sorted(reload.consumers) == sorted(run for part in parts for run in part.consumers)
+            first = min(reload.consumers, key=place)
+            assert reload.trigger == next(one.trigger for one in parts if first in one.consumers)
+            linked = {i: {i} for i in range(len(parts))}  # by kernels alone
+            for group in together:
+                hit = [i for i, part in enumerate(parts) if not group.isdisjoint(part.consumers)]
+                joined = set().union(*(linked[i] for i in hit))
+                linked.update(dict.fromkeys(joined, joined))
+            assert len(linked[0]) == len(parts)
+
+
+def _swapped(graph: Graph, value: int, after: int, release: int) -> Offload:
+    readers = tuple(run for run in graph.readers_of(value).tolist() if graph.backward[run])
+    return Offload(value, (Reload(readers),), after, release)
+
+
+def test_copy_out_begins_while_its_value_is_still_read():
+    graph = graph_of(
+        [0, 8, 1, 1, 1, 1],
+        [-1, 0, 1, 2, 3, 4],
+        [[0], [1], [1, 2], [3], [4, 1]],
+        backward=[False] * 3 + [True] * 2,
+    )
+    late = Rewriting((_swapped(graph, 1, 2, 3),))
+    soon = offload_early(graph, late, Link(0.0, 0.25, 0.0, 0.0))
+    assert [offload.after for offload in soon.offloads] == [0]
+    assert [offload.release for offload in soon.offloads] == [3]
+
+
+def test_copy_out_delayed_by_another_begins_no_later_than_before():
+    graph = chain(8, size=1)
+    graph = graph.with_columns(size=np.where(np.arange(len(graph.size)) == 1, 100, 1))
+    late = Rewriting((_swapped(graph, 1, 4, 6), _swapped(graph, 2, 2, 3)))
+    soon = offload_early(graph, late, Link(0.0, 1.0, 0.0, 0.0))
+    assert all(new.after <= old.after for new, old in zip(soon.offloads, late.offloads, strict=True))
+    apply_rewriting(graph, soon)
+
+
+THRESHOLDS = st.integers(0, 3)
+
+
+def levels_by_definition(graph: Graph) -> list[int]:
+    """Return the levels by definition: an operation with all inputs on earlier levels is on the next."""
+    needs: list[set[int]] = [set(graph.producer[graph.read_by(op)].tolist()) for op in range(len(graph))]
+    for earlier, later in graph.control.tolist():
+        needs[later].add(earlier)
+    levels, done, depth = [-1] * len(graph), set[int](), 0
+    while -1 in levels:
+        if depth > 0:
+            done.add(-1)
+        ready = [op for op in range(len(graph)) if op not in done and needs[op] <= done]
+        for op in ready:
+            levels[op] = depth
+        done.update(ready)
+        depth += 1
+    return levels
+
+
+def predecessors(graph: Graph, later: int) -> set[int]:
+    """Return the operations with a path to an operation, itself among them."""
+    found = {later}
+    for op in range(later, -1, -1):
+        if op in found:
+            found |= {int(p) for p in graph.producer[graph.read_by(op)] if p >= 0}
+            found |= {int(a) for a, b in graph.control if b == op}
+    return found
+
+
+@settings(max_examples=60)
+@given(graphs())
+def test_levels_equal_their_definition(graph: Graph) -> None:
+    levels = levels_of(graph)
+    assert levels.level.tolist() == levels_by_definition(graph)
+    for op in np.flatnonzero(levels.longest >= 0).tolist():
+        before = int(levels.longest[op])
+        assert levels.level[before] == levels.level[op] - 1
+        assert before in predecessors(graph, op)
+
+
+@settings(max_examples=60)
+@given(graphs(), THRESHOLDS)
+def test_offloads_by_distance_keep_contents(graph: Graph, threshold: int) -> None:
+    new = apply_rewriting(graph, offload_beyond(graph, threshold))
+    original, rewritten = contents_by_running(graph), contents_by_running(new)
+    assert rewritten == [original[content] for content in new.content.tolist()]
+    assert reverted(new).same_as(graph)
+
+
+@settings(max_examples=60)
+@given(graphs(), THRESHOLDS)
+def test_distant_readers_of_movable_values_alone_read_reloads(graph: Graph, threshold: int) -> None:
+    level, decided = levels_of(graph).level, offload_beyond(graph, threshold)
+    reloaded = {(o.value, op) for o in decided.offloads for reload in o.reloads for op in reload.consumers}
+    assert len({offload.value for offload in decided.offloads}) == len(decided.offloads)
+    own = graph.base == np.arange(len(graph.base))
+    lasting = np.isin(graph.base, graph.base[graph.lasting])
+    allowed = own & graph.movable & ~lasting & ~graph.host & (graph.rank >= 2) & (graph.producer >= 0)
+    for op in range(len(graph)):
+        for memory in set(graph.base[graph.read_by(op)].tolist()):
+            reads = [v for v in graph.read_by(op).tolist() if graph.base[v] == memory]
+            makers = graph.producer[reads]
+            distance = max(int(level[op] - (level[p] if p >= 0 else 0)) for p in makers)
+            if (memory, op) in reloaded:
+                assert allowed[memory]
+                assert distance > threshold
+            elif allowed[memory] and graph.repeatable[makers].all():
+                sources = [graph.read_by(int(graph.producer[v])).tolist() for v in reads if v != memory]
+                deeper = any({memory} != {u for u in of if graph.base[u] == memory} for of in sources)
+                assert distance <= threshold or deeper
+
+
+@settings(max_examples=60)
+@given(graphs(most_ops=20), THRESHOLDS)
+def test_near_readers_share_a_reload_beginning_two_levels_before(graph: Graph, threshold: int) -> None:
+    level = levels_of(graph).level
+    for offload in offload_beyond(graph, threshold).offloads:
+        groups = [sorted(int(level[op]) for op in reload.consumers) for reload in offload.reloads]
+        assert all((np.diff(group) <= 5).all() for group in groups)
+        assert all(later[0] - earlier[-1] > 5 for earlier, later in pairwise(groups))
+        for reload in offload.reloads:
+            first = min(reload.consumers, key=lambda op: (level[op], op))
+            if reload.trigger >= 0:
+                assert reload.trigger in predecessors(graph, first) - {first}
+                assert level[graph.producer[offload.value]] < level[reload.trigger] == level[first] - 2
+
+
+def test_reader_through_an_unrepeatable_view_reads_the_value_itself() -> None:
+    graph = graph_of(
+        size=[1, 1, 0, 1, 1, 1],
+        producer=[-1, 0, 1, 2, 3, 4],
+        base=[0, 1, 1, 3, 4, 5],
+        reads=[[0], [1], [2], [2, 3], [1, 4]],
+        repeatable=np.array([True, False, True, True, True]),
+    )
+    (offload,) = (offload for offload in offload_beyond(graph, 0).offloads if offload.value == 1)
+    readers = {op for reload in offload.reloads for op in reload.consumers}
+    assert 4 in readers
+    assert 3 not in readers
+
+
+def test_name_filters_match_operators_and_modules_with_their_submodules() -> None:
+    graph = chain(2).with_columns(modules=("a", "a.b", "ab"), module=[0, 1, 2, -1])
+    assert matching_operations(graph, ["a"]).tolist() == [True, True, False, False]
+    assert matching_operations(graph, ["a?"]).tolist() == [False, False, True, False]
+    assert matching_operations(graph, ["op"]).all()
+    assert not matching_operations(graph, []).any()

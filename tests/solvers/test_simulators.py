@@ -1,19 +1,37 @@
-"""Invariants of every simulated allocator: buffers are disjoint and within reserved memory."""
+"""Simulated allocators: invariants, settings, models of their sources, and recorded allocators."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, RmmPoolModel, play
+from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulations import MIB, check_simulation, event_traces, random_trace, trace_of
+from recordings import MIB, check_simulation, event_traces, random_trace, trace_of
 
-from solvers import _core
+from solvers import _core, solve
+from solvers.packing.plan import Stop
 from solvers.simulators import ALLOCATORS, Simulation, simulate
+from solvers.simulators.recorded import recorded
+from traces import EventType, Trace
+from traces.buffers import buffers_of
 from traces.errors import TraceError
-from traces.trace import EventType, Trace
+from traces.formats.snapshot import read_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[[Driver], Model]
+    from numpy.typing import NDArray
+
 
 every = pytest.mark.parametrize("allocator", ALLOCATORS)
 
@@ -172,3 +190,329 @@ def test_native_events_are_checked() -> None:
         _core.SimulatedDevice(-1)
     with pytest.raises(ValueError, match="not a range"):
         device.answer(0, 512)
+
+
+#: Name, settings, and the model with the same.
+CASES: list[tuple[str, dict[str, Any], Make]] = [
+    ("cupy", {}, CupyModel),
+    ("cnmem", {}, lambda driver: CnmemModel(driver, 0, grows=True)),
+    (
+        "cnmem_first_block",
+        {"first_block_bytes": 20 * MIB + 1},
+        lambda driver: CnmemModel(driver, 20 * MIB + 1, grows=True),
+    ),
+    (
+        "cnmem_first_block",
+        {"first_block_bytes": 40 * MIB, "grows": False},
+        lambda driver: CnmemModel(driver, 40 * MIB, grows=False),
+    ),
+    ("bfc", {}, lambda driver: BfcModel(driver, 2 * MIB, 128 * MIB, collects=True)),
+    (
+        "bfc",
+        {"garbage_collection": False, "first_region_bytes": 1000, "max_slack_bytes": 5000},
+        lambda driver: BfcModel(driver, 1000, 5000, collects=False),
+    ),
+    ("rmm_pool", {"initial_pool_bytes": 0}, lambda driver: RmmPoolModel(driver, 0, None)),
+    (
+        "rmm_pool",
+        {"initial_pool_bytes": 10 * MIB, "maximum_pool_bytes": 40 * MIB},
+        lambda driver: RmmPoolModel(driver, 10 * MIB, 40 * MIB),
+    ),
+    ("rmm_arena", {"arena_bytes": 24 * MIB}, lambda driver: RmmArenaModel(driver, 24 * MIB)),
+    ("rmm_arena", {"arena_bytes": 2 * MIB + 300}, lambda driver: RmmArenaModel(driver, 2 * MIB + 256)),
+    (
+        "rmm_binning",
+        {"min_size_exponent": 9, "max_size_exponent": 12, "blocks_at_once": 3, "initial_pool_bytes": 0},
+        lambda driver: RmmBinningModel(driver, [512, 1024, 2048, 4096], 3, 0),
+    ),
+    (
+        "rmm_binning",
+        {"min_size_exponent": 18, "max_size_exponent": 20, "blocks_at_once": 2, "initial_pool_bytes": MIB},
+        lambda driver: RmmBinningModel(driver, [MIB // 4, MIB // 2, MIB], 2, MIB),
+    ),
+    ("buddy", {}, lambda driver: BuddyModel(driver, 512, 2 * MIB)),
+    (
+        "buddy",
+        {"min_block_bytes": 1, "region_bytes": 4 * MIB},
+        lambda driver: BuddyModel(driver, 1, 4 * MIB),
+    ),
+]
+cases = pytest.mark.parametrize(
+    ("allocator", "parameters", "make"), CASES, ids=[f"{case[0]}-{k}" for k, case in enumerate(CASES)]
+)
+
+
+def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, limit: int) -> int | None:
+    """Assert that pool and model agree at each event; return the first failed alloc, or None."""
+    driver = Driver(limit)
+    address, live, reserved, failed_at = play(trace, driver, make(driver))
+    simulation = simulate(trace, allocator, limit_bytes=limit, **parameters)
+    assert simulation.address.tolist() == address
+    assert simulation.live.tolist() == live
+    assert simulation.reserved.tolist() == reserved
+    assert simulation.failed_at == failed_at
+    held = simulation.segments.end == len(trace)
+    if len(trace):
+        assert set(simulation.segments.address[held].tolist()) == set(driver.held)
+    return failed_at
+
+
+@cases
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces(), limit=st.sampled_from([1 << 50, 64 * MIB, 41 * MIB, 24 * MIB, 3 * MIB, 512, 0]))
+def test_native_pool_equals_the_model(
+    allocator: str, parameters: dict[str, Any], make: Make, trace: Trace, limit: int
+) -> None:
+    agree(trace, allocator, parameters, make, limit)
+
+
+@cases
+def test_native_pool_equals_the_model_where_memory_is_short(
+    allocator: str, parameters: dict[str, Any], make: Make
+) -> None:
+    """Long traces, most of which fail somewhere: both take the same steps against the failure."""
+    failed = 0
+    for seed in range(12):
+        trace = random_trace(seed, 500, largest=6 * MIB)
+        if seed % 2:  # segments that touch, as those of whole pages do
+            trace = dataclasses.replace(trace, size=-(-trace.size // (2 * MIB)) * 2 * MIB)
+        limit = int(trace.load().max()) * (9 + seed % 3) // 10
+        failed += agree(trace, allocator, parameters, make, limit) is not None
+    assert failed
+
+
+A, F, ANY = 0, 1, 1 << 50
+#: An index of `CASES`, a limit, and steps rare in random traces: (A, bytes, stream), (F, which, stream)
+CORNERS = {
+    "segments in use stay": (0, 6144, [(A, 2048, 0)] * 2 + [(F, 0, 0)] * 2 + [(A, 512, 0), (A, 4096, 0)]),
+    "stolen halves stay apart": (
+        1,
+        2 * MIB,
+        [
+            (A, 2 * MIB, 1),
+            (F, 0, 1),
+            (A, MIB, 2),
+            (F, 0, 2),
+            *[(A, MIB, 1)] * 2,
+            *[(F, 0, 1)] * 2,
+            (A, 2 * MIB, 1),
+        ],
+    ),
+    "adjacent segments stay apart": (1, ANY, [(A, MIB, 0)] * 2 + [(F, 1, 0), (F, 0, 0), (A, 2 * MIB, 0)]),
+    "lists of streams merge": (
+        6,
+        ANY,
+        [(A, 2 * MIB, 0), (F, 0, 0), (A, MIB, 0), (A, MIB, 0), (F, 0, 1), (F, 0, 2), (A, 2 * MIB, 3)],
+    ),
+    "superblocks come back": (9, ANY, [(A, MIB, 0), (A, MIB, 1), (F, 0, 0), (F, 0, 1), (A, 2 * MIB, 0)]),
+    "neighbours are no buddies": (12, ANY, [(A, MIB // 2, 0)] * 4 + [(F, 1, 0)] * 2 + [(A, MIB, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_native_pool_equals_the_model_in_corners(name: str) -> None:
+    case, limit, steps = CORNERS[name]
+    agree(trace_of(steps), *CASES[case], limit)
+
+
+@pytest.mark.parametrize(
+    ("allocator", "limit", "reserved"),
+    [
+        ("cnmem_first_block", None, 256 * MIB),
+        ("bfc", None, 2 * MIB),
+        ("rmm_pool", None, 256),
+        ("rmm_pool", 1 << 30, 1 << 29),
+        ("rmm_binning", None, 992 * MIB),
+        ("rmm_arena", 8 * MIB, 4 * MIB),
+        ("buddy", None, 2 * MIB),
+    ],
+)
+def test_defaults_are_the_librarys_own(allocator: str, limit: int | None, reserved: int) -> None:
+    """Half of the device where the library takes it, and 128 blocks for each of the bins of RMM."""
+    first = simulate(trace_of([(0, 1, 0)]), allocator, limit_bytes=limit)
+    assert first.peak_reserved_bytes == reserved
+
+
+def test_bfc_without_growth_takes_the_whole_device() -> None:
+    trace = trace_of([(0, 1, 0)])
+    whole = simulate(trace, "bfc", limit_bytes=1 << 30, allow_growth=False)
+    assert whole.peak_reserved_bytes == 1 << 30
+    with pytest.raises(ValueError, match="give it a limit"):
+        simulate(trace, "bfc", allow_growth=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trace=event_traces())
+def test_rmm_arena_without_a_limit_is_as_large_as_necessary(trace: Trace) -> None:
+    free = simulate(trace, "rmm_arena")
+    if len(trace):
+        tight = simulate(trace, "rmm_arena", arena_bytes=free.peak_reserved_bytes)
+        assert (tight.address == free.address).all()
+        assert (tight.reserved == free.reserved).all()
+        assert tight.segments.size.tolist() == free.segments.size.tolist()
+
+
+@pytest.mark.parametrize(
+    ("allocator", "parameters", "reason"),
+    [
+        ("cnmem_first_block", {"first_block_bytes": 0}, "first_block_bytes=0 is not a whole number from 1"),
+        ("buddy", {"min_block_bytes": 3}, "min_block_bytes=3 is not a power of two"),
+        ("rmm_pool", {"initial_pool_bytes": 512, "maximum_pool_bytes": 256}, "more than maximum_pool_bytes"),
+        ("rmm_arena", {"arena_bytes": MIB - 1}, "arena_bytes=1048575"),
+        ("rmm_binning", {"min_size_exponent": 20, "max_size_exponent": 19}, "max_size_exponent=19"),
+    ],
+)
+def test_settings_out_of_range_are_named(allocator: str, parameters: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        simulate(trace_of([(0, 1, 0)]), allocator, **parameters)
+
+
+def test_cupys_own_pool_equals_the_model(tmp_path: Path) -> None:
+    if importlib.util.find_spec("cupy_backends") is None:
+        pytest.skip("CuPy is not installed")
+    judge = Path(__file__).parents[1] / "support" / "cupy_judge.py"
+    ran = subprocess.run(
+        [sys.executable, str(judge), "6"], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    unlimited, short, limited = map(int, ran.stdout.split())
+    assert unlimited == 0
+    assert short
+    assert limited
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
+
+
+def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
+    """Return the trace written by a recorder of the allocator, and the rows of the simulation's events."""
+    trace, segments = simulation.trace, simulation.segments
+    rows = [
+        (int(trace.kind[k]), int(trace.buffer[k]), int(trace.size[k]), int(simulation.address[k]), k, 1)
+        for k in range(len(trace))
+    ]
+    for k in range(len(segments)):
+        at, size = int(segments.address[k]), int(segments.size[k])
+        rows.append((EventType.RESERVE, -1, size, at, int(segments.start[k]), 0))
+        if segments.end[k] < len(trace):
+            rows.append((EventType.RELEASE, -1, size, at, int(segments.end[k]), 0))
+    rows.sort(key=lambda row: row[4:])
+    kind, buffer, size, address, _, own = np.array(rows, np.int64).reshape(-1, 6).T
+    written = Trace.of(kind, buffer, size, address=address, metadata={"alignment": "512", "expandable": "1"})
+    return written, np.flatnonzero(own)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=event_traces())
+def test_recorded_simulation_reproduces_the_allocator(trace: Trace) -> None:
+    """Addresses, live and reserved bytes, and segments equal the allocator's, here first fit."""
+    made = simulate(trace, "first_fit")
+    written, own = as_recorded(made)
+    found = recorded(written)
+    if not len(made.segments):
+        assert found is None
+        return
+    assert found is not None
+    check_simulation(found)
+    for name in ("address", "live", "reserved"):
+        assert getattr(found, name)[own].tolist() == getattr(made, name).tolist()
+    assert found.segments.size.tolist() == made.segments.size.tolist()
+    assert found.driver_calls == made.driver_calls
+
+
+def test_segment_released_in_its_middle_keeps_both_ends() -> None:
+    """An expandable segment, for example: the rest stays reserved, and adjacent parts stay one range."""
+    kind = [EventType.RESERVE, EventType.RESERVE, EventType.RELEASE]
+    trace = Trace.of(kind, -1, [1024, 512, 1024], address=[0, 1024, 256], metadata={"expandable": "1"})
+    found = recorded(trace)
+    assert found is not None
+    assert found.reserved.tolist() == [1024, 1536, 512]
+    s = found.segments
+    rows = np.column_stack([s.address, s.size, s.start, s.end, s.region]).tolist()
+    assert sorted(rows) == [
+        [0, 256, 0, 3, 0],
+        [256, 768, 0, 2, 0],
+        [1024, 256, 1, 2, 0],
+        [1280, 256, 1, 3, 0],
+    ]
+
+
+def test_trace_without_segments_or_addresses_has_no_recorded_simulation() -> None:
+    assert recorded(Trace.of([EventType.ALLOC], [0], [8], address=[0])) is None
+    assert (
+        recorded(Trace.of([EventType.RESERVE, EventType.ALLOC], [-1, 0], [512, 8], address=[0, -1])) is None
+    )
+
+
+def test_buffer_outside_reserved_memory_invalidates_the_recorded_simulation() -> None:
+    """Segments of a recording without beginning or end tell nothing about the memory."""
+    kind = [EventType.RESERVE, EventType.RESERVE, EventType.ALLOC, EventType.ALLOC]
+    for address, known in ((600, True), (1000, False), (1100, False), (2100, False)):
+        trace = Trace.of(kind, [-1, -1, 0, 1], [1024, 512, 8, 200], address=[0, 1536, 0, address])
+        assert (recorded(trace) is not None) == known
+    later = Trace.of([EventType.ALLOC, EventType.RESERVE], [0, -1], [8, 512], address=[0, 0])
+    assert recorded(later) is None
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared snapshots are not here")
+@pytest.mark.parametrize(
+    "name",
+    ["small", pytest.param("transformer_ctx128_fullstep", marks=pytest.mark.full)],
+)
+def test_real_recording_keeps_the_invariants_of_all_allocators(name: str) -> None:
+    found = recorded(read_snapshot(SHARED / f"{name}.pickle"))
+    assert found is not None
+    check_simulation(found)
+
+
+ALLOC, FREE = int(EventType.ALLOC), int(EventType.FREE)
+
+
+def test_planned_allocator_beats_online_allocators() -> None:
+    """ALLOC plan knows which small buffers stay, and puts them where no large buffer must be."""
+    steps = [step for _ in range(8) for step in ((ALLOC, MIB, 0), (ALLOC, 512, 0))]
+    steps += [(FREE, k, 0) for k in range(8)] + [
+        (ALLOC, 8 * MIB, 0)
+    ]  # what is left is every second: the small ones
+    planned, online = (simulate(trace_of(steps), name) for name in ("planned", "best_fit"))
+    check_simulation(planned)
+    assert planned.peak_reserved_bytes == int(planned.trace.load().max()) < online.peak_reserved_bytes
+    assert planned.driver_calls == 1
+    assert (planned.reserved == planned.peak_reserved_bytes).all()
+
+
+def test_planned_allocator_uses_the_offsets_of_solve() -> None:
+    trace = random_trace(5, 600)
+    simulation = simulate(trace, "planned", alignment_bytes=256, nodes=1000)
+    buffers = buffers_of(trace)
+    rounded = -(-buffers.size // 256) * 256
+    assert int(simulation.live.max()) <= int(rounded.sum())
+    rows = np.flatnonzero(trace.kind == EventType.ALLOC)
+    offset = simulation.address[rows] - simulation.segments.address[0]
+    assert (offset[buffers.size > 0] % 256 == 0).all()
+    plan = solve(buffers_of(trace, alignment=256), stop=Stop(nodes=1000), solver="search")
+    assert simulation.peak_reserved_bytes <= plan.arena_bytes * 1.05
+
+
+def test_planned_streams_share_nothing() -> None:
+    """Two streams' buffers lie apart, though the first is freed before the second is allocated."""
+    simulation = simulate(trace_of([(ALLOC, MIB, 0), (FREE, 0, 0), (ALLOC, MIB, 1)]), "planned")
+    assert simulation.peak_reserved_bytes == 2 * MIB
+
+
+def test_plan_beyond_the_device_is_cut_off() -> None:
+    """ALLOC plan that needs more than the live bytes, as with two streams, ends with the device."""
+    steps = [(ALLOC, 2 * MIB, 0), (FREE, 0, 0), (ALLOC, 2 * MIB, 1), (FREE, 0, 0), (ALLOC, MIB, 0)]
+    simulation = simulate(trace_of(steps), "planned", limit_bytes=3 * MIB)
+    check_simulation(simulation, 3 * MIB)
+    assert simulation.failed_at is not None
+    assert simulation.peak_reserved_bytes == 3 * MIB
+
+
+def test_byte_sums_beyond_int64_are_refused() -> None:
+    count = 300
+    trace = Trace.of(np.zeros(count, np.uint8), np.arange(count), 1 << 56)
+    with pytest.raises(TraceError, match=r"2\*\*62"):
+        simulate(Trace.of([0, 1] * count, np.repeat(np.arange(count), 2), [1 << 56, 0] * count), "planned")
+    assert simulate(trace, "planned").failed_at == 1
+    assert simulate(trace, "planned", limit_bytes=1 << 30).failed_at == 0

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from instances import fits, hard
-from problem_classes import tight
+from instances import fits, hard, tight
 
 from solvers import Plan, Status, Stop, check, lower_bound, peak_load, solve
 from solvers.packing.jobs import Jobs, jobs_of

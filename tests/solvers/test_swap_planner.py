@@ -1,19 +1,37 @@
-"""Swap plans: the constraints they keep, and the bounds they meet."""
+"""Offload schedules: limits, stalls, the oracle's optimum, and offsets of what stays."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from swap_steps import links, step_from, steps
+from offload_oracle import least_stall
+from swap_steps import links, one_move, schedules, step_from, steps
 
-from solvers import PlanError
-from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Step, replay
+from solvers import PlanError, Stop, load_curve
+from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
 from solvers.swap.absences import absences_of
 from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
+from solvers.swap.placement import device_buffers, host_buffers, place
+from solvers.swap.schedule_file import (
+    StepSelection,
+    move_rows,
+    read_schedule,
+    resting_rows,
+    step_and_link_keys,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
 
 SOME = settings(deadline=None, max_examples=15)
 GROUPED = OffloadTunables(ungrouped_operations=2)
@@ -213,3 +231,184 @@ def test_host_limit_equal_to_the_necessary_bytes_suffices() -> None:
             PlanError, match=f"leave at least {least:,} to the host, more than its {least - 1:,}"
         ):
             OffloadPlanner(step, link, host_limit=least - 1).hold(limit)
+
+
+def training(random: np.random.Generator) -> Step:
+    """Layers forward and backward; some outputs are read by the next layer, too."""
+    layers = int(random.integers(4, 7))
+    buffers = []
+    for i in range(layers):
+        again = [(i + 1, False)] if random.random() < 0.5 and i + 1 < layers else []
+        accesses = {op: (op, writes) for op, writes in [(i, True), *again, (2 * layers - 1 - i, False)]}
+        buffers.append((int(random.integers(1, 9)), [accesses[op] for op in sorted(accesses)]))
+    return step_from(random.choice([0.5, 1.0, 1.5, 2.0], 2 * layers).tolist(), buffers)
+
+
+def cases(seeds: range) -> Iterator[tuple[int, float, float]]:
+    """Yield for each seed the stalls of the planner and of the oracle."""
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        step = training(random)
+        fixed, rate = [0.0, 0.125, 0.25], [0.125, 0.25, 0.5]
+        link = Link(*(float(random.choice(values)) for values in (fixed, rate, fixed, rate)))
+        planner = OffloadPlanner(step, link, least_bytes=0)
+        floor = planner.floor()[0]
+        limit = floor + int((step.peak_bytes - floor) * random.choice([0.2, 0.4, 0.6, 0.8]))
+        proven = least_stall(step, link, limit)
+        assert proven is not None
+        schedule, stall = proven
+        judged = replay(step, link, schedule)
+        assert judged.peak_bytes <= limit
+        held = planner.hold(limit)
+        assert held.stall_seconds >= stall - 1e-9
+        if seed % 4 == 0:
+            assert LinkBound(step, link).stall_seconds(limit) <= stall + 1e-9
+        yield seed, held.stall_seconds, stall
+
+
+def test_planner_is_within_five_percent_of_the_oracle_on_few() -> None:
+    """The seeds include those with the longest search."""
+    for seeds in (range(3), range(187, 188), range(367, 368)):
+        for seed, ours, least in cases(seeds):
+            assert ours <= 1.05 * least + 1e-9, seed
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_planner_is_within_five_percent_of_the_oracle() -> None:
+    for seed, ours, least in cases(range(400)):
+        assert ours <= 1.05 * least + 1e-9, seed
+
+
+def loads(buffers: object, k: int) -> list[int]:
+    times, values = load_curve(buffers)  # type: ignore[arg-type]
+    at = np.searchsorted(times, np.arange(k), side="right") - 1
+    return [int(values[i]) if i >= 0 else 0 for i in at]
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_arena_load_equals_the_replay_at_each_operation(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    schedule = data.draw(schedules(step))
+    found = replay(step, link, schedule)
+    assert loads(device_buffers(step, schedule, alignment=1)[0], len(step)) == found.load.tolist()
+    assert loads(host_buffers(step, schedule, alignment=1)[0], len(step)) == found.host_load.tolist()
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None:
+    step, link = data.draw(steps()), data.draw(links())
+    planner = OffloadPlanner(step, link, least_bytes=0, tries=1)
+    swap = planner.hold((planner.floor()[0] + step.peak_bytes) // 2)
+    schedule = swap.schedule
+    device, host = place(step, schedule, stop=Stop(nodes=1000))
+    made_once = np.setdiff1d(schedule.buffer, schedule.buffer[schedule.copied])
+    assert len(host.buffers) == int(schedule.copied.sum()) + len(made_once)
+    exact, of, which = host_buffers(step, schedule, alignment=1)
+    np.testing.assert_array_equal(of[which], schedule.buffer)
+    begin, length = exact.start[which], (exact.end - exact.start)[which]
+    for needed in (schedule.release, schedule.fetch, schedule.use):  # the copy that a move has is there then
+        since = needed - begin
+        assert (np.where(step.circular, since % len(step), since) < length).all()
+        assert step.circular or (since >= 0).all()
+    assert loads(exact, len(step)) == swap.replayed.host_load.tolist()
+    assert len(device.buffers) >= len(step.size)
+    if host.plan.arena_bytes:
+        with pytest.raises(PlanError, match="on the host"):
+            place(step, schedule, stop=Stop(nodes=1000), host_limit=host.plan.arena_bytes - 1)
+
+
+def with_untouched(step: Step, sizes: list[int]) -> Step:
+    """Return the step with the given further buffers, which stay from turn to turn."""
+    n, more = len(step.size), len(sizes)
+    return dataclasses.replace(
+        step,
+        start=np.append(step.start, np.zeros(more, np.int64)),
+        end=np.append(step.end, np.full(more, len(step))),
+        size=np.append(step.size, np.array(sizes, np.int64)),
+        persistent=np.append(step.persistent, np.ones(more, np.bool_)),
+        ids=np.arange(n + more),
+    )
+
+
+@given(st.data(), st.lists(st.integers(1, 9), max_size=3))
+@SOME
+def test_untouched_buffers_cost_no_device_memory_and_no_time(data: st.DataObject, sizes: list[int]) -> None:
+    plain, link = data.draw(steps()), data.draw(links())
+    assume(plain.circular)
+    step = with_untouched(plain, sizes)
+    made, bare = (OffloadPlanner(one, link, least_bytes=0, tries=2) for one in (step, plain))
+    assert made.floor() == bare.floor()
+    assert LinkBound(step, link).peak_bytes() == LinkBound(plain, link).peak_bytes()
+    assert made.without_stall().peak_bytes == bare.without_stall().peak_bytes
+    limit = data.draw(st.integers(made.floor()[0], max(plain.peak_bytes, made.floor()[0])))
+    found, other = made.hold(limit), bare.hold(limit)
+    assert found.stall_seconds == other.stall_seconds
+    again = replay(step, link, found.schedule)
+    assert again.peak_bytes <= limit
+    assert (again.host_load - other.replayed.host_load == sum(sizes)).all()
+    assert again.moved_bytes == other.replayed.moved_bytes
+    device, host = place(step, found.schedule)
+    assert not np.isin(found.schedule.resting, device.of).any()
+    assert np.isin(found.schedule.resting, host.of).all()
+
+
+def idle() -> Step:
+    """A step: buffer 0 stays and is used once; 1 lives for two operations; 2 and 3 stay untouched."""
+    plain = step_from(
+        [1.0] * 4, [(4, [(1, True)]), (2, [(0, True), (1, False)])], circular=True, persistent={0}
+    )
+    return with_untouched(plain, [8, 16])
+
+
+LINK = Link(0.0, 0.01, 0.0, 0.01)
+
+
+def test_untouched_buffers_leave_only_where_memory_is_short_and_the_host_has_room() -> None:
+    step = idle()
+    made = OffloadPlanner(step, LINK, least_bytes=0)
+    assert not len(made.hold(step.peak_bytes).schedule.resting)
+    assert made.hold(step.peak_bytes - 1).schedule.resting.tolist() == [3, 2]
+    assert made.without_moves(step.peak_bytes).peak_bytes == step.peak_bytes
+    for room, rests in ((24, [3, 2]), (20, [3]), (15, [])):
+        some = OffloadPlanner(step, LINK, least_bytes=0, host_limit=room)
+        assert some.without_stall().schedule.resting.tolist() == rests
+        assert some.without_stall().replayed.host_bytes <= room
+    assert OffloadPlanner(step, LINK, least_bytes=9).without_stall().schedule.resting.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"), [([0], "is needed"), ([1], "is needed"), ([2, 2], "twice"), ([9], "does not have")]
+)
+def test_replay_refuses_to_rest_buffers_in_use(rows: list[int], why: str) -> None:
+    step = idle()
+    with pytest.raises(PlanError, match=why):
+        replay(step, LINK, dataclasses.replace(Schedule.empty(), resting=np.array(rows)))
+
+
+def test_resting_buffers_are_in_the_file_of_moves(tmp_path: Path) -> None:
+    step = idle()
+    schedule = dataclasses.replace(one_move((0, 1, 1, 2, 4, 5)), resting=np.array([2, 3]))
+    said = {
+        **step_and_link_keys(StepSelection((0, 4)), LINK),
+        "limits": [{"limit_bytes": 9}],
+        "operations": len(step),
+        "peak_load_bytes": step.peak_bytes,
+        "moves": move_rows(step, schedule),
+        "resting": resting_rows(step, schedule),
+    }
+    path = tmp_path / "moves.json"
+    path.write_text(json.dumps(said))
+    again = read_schedule(path).schedule(step)
+    assert sorted(again.resting.tolist()) == [2, 3]
+    assert again.select(np.array([0])).buffer.tolist() == [0]
+    for wrong in ([{"row": 2, "buffer": 1}], [{"row": 99, "buffer": 99}]):
+        path.write_text(json.dumps(said | {"resting": wrong}))
+        with pytest.raises(PlanError, match="does not have"):
+            read_schedule(path).schedule(step)
+    for broken in (7, [{"row": "x"}], [{"row": -1, "buffer": 1}]):
+        path.write_text(json.dumps(said | {"resting": broken}))
+        with pytest.raises(PlanError, match="no moves"):
+            read_schedule(path)

@@ -15,7 +15,7 @@ import torch
 from torch._C import _DisableTorchDispatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class Event:
@@ -105,17 +105,27 @@ class FakeRuntime:
         stream.do(reach)
         return event
 
-    def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        address = torch._C.TensorBase.data_ptr  # no operation, which would count as the program's
-        sides = address(target), address(source)
+    def order(self, stream: Stream, event: Event) -> None:
+        stream.wait_event(event)
 
+    def copy(
+        self,
+        stream: Stream,
+        target: int,
+        source: int,
+        size: int,
+        after: Iterable[Stream] = (),
+        events: Iterable[Event] = (),
+    ) -> Event:
         def task() -> None:
-            assert (address(target), address(source)) == sides, "memory was given back too early"
-            ctypes.memmove(*sides, source.numel())
+            ctypes.memmove(target, source, size)
             self.copying -= 1
 
+        for one in [self.event(other) for other in after] + list(events):
+            stream.wait_event(one)
         self.copying += 1
         stream.do(task)
+        return self.event(stream)
 
     def data(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)

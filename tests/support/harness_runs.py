@@ -1,72 +1,17 @@
-"""What the native harnesses have in common: runs until time is up, and runs without one guard each."""
+"""Runs of native harnesses until time is up or without one guard each, and the guards by name."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "native"))
-
-import build
-
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Sequence
 
+    import pytest
+
     Run = subprocess.CompletedProcess[str]
-
-SOAK_SECONDS = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
-
-
-class Seeded:
-    """A native program that takes a first seed and how many, under the address sanitizer.
-
-    It prints what it did, and "FAILED" with the seed for the first that goes wrong.
-    """
-
-    def __init__(self, name: str, folder: Path, *, soon: bool = True) -> None:
-        """Build it, or skip the test where that cannot be done.
-
-        Args:
-            name: of its source in `tests/native`.
-            folder: where objects are kept.
-            soon: so that it compiles soon and runs slowly.
-        """
-        if not build.has_sanitizer("address"):
-            pytest.skip(f"{build.compiler()} cannot build and run programs with the address sanitizer")
-        self._program = build.build(name, folder, sanitizer="address", soon=soon)
-
-    def run(self, first: int, count: int, *more: str) -> Run:
-        """Run some seeds."""
-        command = [str(self._program), str(first), str(count), *more]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=600, check=False, errors="replace"
-        )
-
-    def holds(self, count: int) -> None:
-        """None of so many seeds fails, and all that can happen did."""
-        done = self.run(0, count)
-        assert done.returncode == 0, done.stderr[-3000:]
-        did = json.loads(done.stdout)
-        assert did["seeds"] == count
-        assert min(did.values()) > 0, did
-
-    def notices(self, seed: int, fault: str) -> None:
-        """A seed that holds fails with this fault when something is spoilt."""
-        assert self.run(seed, 1).returncode == 0
-        spoilt = self.run(seed, 1, "spoil")
-        assert spoilt.returncode == 1
-        assert f"FAILED: seed {seed}: {fault}" in spoilt.stderr
-
-    def soak(self) -> None:
-        """Seed after seed, until time is up."""
-        seeds_until_time_is_up(lambda seed: self.run(1000 * seed, 1000), SOAK_SECONDS)
 
 
 def seeds_until_time_is_up(run: Callable[[int], Run], seconds: float) -> None:
@@ -96,3 +41,36 @@ def notices_each(
     with capsys.disabled():
         print("\nguard          failed  by", *rows, sep="\n")
     assert survived == []
+
+
+#: tests/native/stress.cpp, on the machine's own threads.
+STRESS = [
+    "planned_slots",
+    "unplanned_ranges",
+    "hole",
+    "arena_end",
+    "own_size",
+    "lock",
+    "fork",
+]
+_ALWAYS = [
+    *("planned_slots", "unplanned_ranges", "hole", "arena_end", "own_size", "stream", "wait", "fork"),
+    *("hold", "record_stream", "graph", "replays", "resize_shared", "vain_wait"),
+    *(
+        "arena_stream",
+        "first_clock",
+        "early_event",
+        "undistinguished",
+        "failed_wait",
+        "stream_index",
+        "prefetch_end",
+    ),
+]
+#: tests/native/world.cpp, by guard: in which modes. Whole calls never meet, so they miss no lock; only where
+#: threads take turns do programs wait for a use by another stream after the free.
+WORLD: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_ALWAYS, ("whole", "inside")),
+    "lock": ("inside",),
+    "late_order": ("whole",),
+    "renamed": ("inside",),
+}

@@ -72,6 +72,7 @@ def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.P
         startup: a folder that comes before all others on the path of modules.
     """
     folders = [str(folder) for folder in (startup, Path(__file__).parent) if folder is not None]
+    folders += filter(None, [os.environ.get("PYTHONPATH")])  # of modules that a sanitizer watches
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-W", "error", str(file)]
     pipe = subprocess.PIPE

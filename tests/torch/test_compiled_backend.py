@@ -1,4 +1,4 @@
-"""The backend in programs: options, backward passes in any order, hooks, checkpoints, dynamic sizes."""
+"""The backend of torch.compile: options, training, predictions, and the pool."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from typing import TYPE_CHECKING
 
-from compiled_programs import ALL, PLAIN, compiled, same, trained, waves
+from compiled_programs import ALL, PLAIN, adamw_state_bytes, compiled, same, trained, waves
 from torch import nn
+from training import MODELS, Setup, run
 
+import mempool.torch.compiled
 from mempool.errors import UsageError
 from mempool.torch.compiled.options import Options, parse_options
-from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.swap import Link
+
+if TYPE_CHECKING:
+    from mempool.torch.compiled.decide import StepDecision
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -175,3 +182,70 @@ def test_offloads_with_dynamic_sizes() -> None:
         run(x).sum().backward()
         assert torch.equal(x.grad, slope(y))
     assert RUNTIME.counters.reloads > 0
+
+
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def last() -> StepDecision:
+    """Return the decision about the latest graph."""
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    return part.decision
+
+
+def row() -> torch.Tensor:
+    return torch.linspace(0, 1, 4096).view(64, 64).requires_grad_()
+
+
+def test_checkpoint_recomputations_have_separate_memory() -> None:
+    """A node of the same name in both graphs stands for two values."""
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.utils.checkpoint.checkpoint(waves, x * 2, use_reentrant=False)
+        return result.sum()
+
+    compiled(again, {**PLAIN, "limit": 1 << 30, "link": LINK})(row())
+    graph = last().captured.graph
+    made_again = np.flatnonzero(graph.backward[graph.producer] & (graph.producer >= 0) & (graph.size > 0))
+    kinds = {graph.kinds[graph.kind[graph.producer[value]]] for value in made_again}
+    assert {"aten.exp", "aten.sin", "aten.tanh"} <= kinds
+
+
+def test_host_limit_is_checked_when_deciding() -> None:
+    """The refusal comes before anything runs."""
+    options = {**PLAIN, "link": LINK}
+    compiled(waves, {**options, "limit": 1 << 30})(row())
+    limit = int(0.9 * last().plain.peak_bytes)
+    compiled(waves, {**options, "limit": limit})(row())
+    host = last().simulated.host_bytes
+    with pytest.raises(Exception, match=f"with {host - 1} bytes on the host"):
+        compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(row())
+
+
+def test_name_filter_without_match_warns() -> None:
+    options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
+    with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
+        compiled(waves, options)(row())
+
+
+def test_pool_replays_compiled_graphs_with_offloads(one_thread: None) -> None:
+    """Every allocation hits, and losses are bit-identical."""
+    options: dict[str, Any] = {"inner": "eager", "link": "pcie3"}
+
+    def training(given: dict[str, Any], *, pooled: bool) -> dict[str, Any]:
+        torch._dynamo.reset()
+        RUNTIME.counters = TransferCounters()
+        return run(Setup("resnet", size=2, steps=7, rewriting=given), None, pooled=pooled)
+
+    model = MODELS["resnet"]()
+    compiled(model.loss, {**options, "limit": 1 << 40})(*model.batch(0, 2))
+    plain = mempool.torch.compiled.report().graphs[-1]["plain_peak_bytes"]
+    expected = training({"inner": "eager"}, pooled=False)
+    kept = adamw_state_bytes(model)
+    got = training({**options, "limit": int(0.9 * plain) + kept, "beside": kept}, pooled=True)
+    assert RUNTIME.counters.reloads > 0
+    assert got["losses"] == expected["losses"]
+    assert got["parameters"] == expected["parameters"]
+    report = got["report"]
+    assert (report["state"], report["misses_total"], report["hit_rate"]) == ("replaying", 0, 1.0)
+    assert report["planned_arena_bytes"] <= 1.01 * report["peak_load_bytes"]

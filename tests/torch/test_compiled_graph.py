@@ -1,4 +1,4 @@
-"""Captured graphs: operations, memory, order and costs."""
+"""Captured graphs and their edits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
 from compiled_programs import compiled
 from torch import nn
 from torch.nn import functional as F
@@ -22,12 +21,28 @@ from mempool.torch.compiled.costs import MeasuredCosts
 from mempool.torch.compiled.graph import CapturedGraph, capture
 from mempool.torch.compiled.joint_graph import trace_joint
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import functools
+import itertools
+from collections import Counter
+
+from compiled_programs import ALL, PLAIN, same, trained
+from graph_reader import GraphReader, partitioned
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from rewriting_graphs import rewritings
+
+from mempool.torch.compiled.decide import decidable
+from mempool.torch.compiled.graph_passes import apply
+from mempool.torch.compiled.runtime import RUNTIME
+from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
+from solvers.rewriting.decide import Decider
+from solvers.rewriting.judge import simulate
+from solvers.rewriting.pass_boundary import split_by_pass
+from solvers.swap import Link
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from solvers.rewriting import Graph
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 
 class Step(nn.Module):
@@ -220,3 +235,155 @@ def test_each_distinct_call_is_measured_once() -> None:
     assert len({graph.seconds[i] for i in products}) == 1
     assert (graph.seconds[products] > 0).all()
     assert len(clock.known) < len(graph)
+
+
+LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+
+
+def dense() -> nn.Module:
+    norm = [nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh()]
+    return nn.Sequential(*norm, nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+
+
+class Attention(nn.Module):
+    """Attention with views of one tensor and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.all(x).view(16, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        result: torch.Tensor = self.out(y.transpose(1, 2).reshape(16 * 16, 32)) + x
+        return result
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout()
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"dense": dense, "attention": Attention, "normed": normed}
+
+
+@functools.cache
+def joint(name: str) -> Any:
+    torch.manual_seed(0)
+    return trace_joint(MODELS[name](), (torch.randn(256, 32),), lambda y: y.square().mean())
+
+
+def edited_graphs(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:
+    """Apply decisions to a model; return the graph, the decisions, and the graph that PyTorch runs."""
+    merged, captured = partitioned(joint(name))
+    decided = decide(decidable(captured))
+    read = GraphReader(merged, captured)
+    apply(merged, captured, decided)
+    return captured.graph, decided, read.graph()
+
+
+def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int], list[int]]:
+    """What runs reads the same contents in the same order, in no more memory; what is of no use is left out.
+
+    Returns: the formal graph, and the bytes in it and in what runs at each operation that both have.
+    """
+    formal = apply_rewriting(was, split_by_pass(was, decided))
+    place, number = {name: i for i, name in enumerate(formal.names)}, {n: i for i, n in enumerate(was.names)}
+    for op in np.flatnonzero(runs.role == Role.ORIGINAL).tolist():
+        assert runs.content[runs.read_by(op)].tolist() == was.read_by(number[runs.names[op]]).tolist()
+    rows = [place[name] for name in runs.names if name in place]
+    assert rows == sorted(rows)
+    same = [op for op, name in enumerate(runs.names) if name in place]
+    held = simulate(formal, LINK).load[rows].tolist(), simulate(runs, LINK).load[same].tolist()
+    assert all(run <= written for written, run in zip(*held, strict=True))
+    for role in (Role.OFFLOAD, Role.RELOAD):
+        written, run = (Counter(moved(graph, role)) for graph in (formal, runs))
+        assert run <= written
+    return formal, *held
+
+
+def moved(graph: Graph, role: Role) -> list[int]:
+    """Return the contents that the copies of one direction copy."""
+    return graph.content[graph.reads[graph.reads_start[:-1][graph.role == role]]].tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("part", [0.6, 0.2, 0.0])
+def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> None:
+    def decide(graph: Graph) -> Rewriting:
+        chooser = Decider(graph, LINK)
+        least, plain = chooser.least()[0], simulate(graph, LINK).peak_bytes
+        return chooser.decide(int(least + (plain - least) * part)).rewriting
+
+    was, decided, runs = edited_graphs(name, decide)
+    formal, written, held = check(was, decided, runs)
+    judged, ran = simulate(formal, LINK), simulate(runs, LINK)
+    assert (
+        set(was.names) - set(runs.names) or held == written
+    )  # what only the backward pass needed is left out
+    assert (ran.host_bytes, ran.moved_bytes) == (judged.host_bytes, judged.moved_bytes)
+    assert ran.seconds <= judged.seconds * 1.000001
+    assert judged.peak_bytes <= simulate(apply_rewriting(was, decided), LINK).peak_bytes
+
+
+@settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(data=st.data(), name=st.sampled_from(list(MODELS)))
+def test_edited_graphs_match_the_formal_rewriting(data: st.DataObject, name: str) -> None:
+    check(*edited_graphs(name, lambda graph: split_by_pass(graph, data.draw(rewritings(graph)))))
+
+
+CALLS = itertools.count()
+
+
+@torch.library.custom_op("mempool_tests::mask", mutates_args=())
+def mask(x: torch.Tensor) -> torch.Tensor:
+    """Draw random numbers without declaring so, and count the calls."""
+    next(CALLS)
+    return (torch.rand(x.shape) > 0.5).to(x.dtype) * 2
+
+
+@mask.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = (layer(x) * mask(x.detach())).tanh()
+        return x
+
+
+@pytest.mark.parametrize("stride", [(256, 1, 32, 4), (256, 64, 8, 1)], ids=["last", "as asked"])
+def test_reloads_have_the_requested_strides(
+    stride: tuple[int, ...],
+) -> None:
+    left = torch.empty_strided((4, 4, 8, 8), stride).uniform_()
+    ticket = RUNTIME.offload(left, 0)
+    handle = RUNTIME.offload_wait(ticket)
+    back = RUNTIME.reload_wait(RUNTIME.reload(handle, torch.zeros(4, 4, 8, 8)))
+    at_once = RUNTIME.reload_sync(RUNTIME.offload_sync(left, 0), torch.zeros(4, 4, 8, 8))
+    for one in (back, at_once):
+        assert one.is_contiguous()
+        assert torch.equal(one, left)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 92_000])
+def test_foreign_operators_run_once_per_step(limit: int) -> None:
+    """A foreign operator is neither recomputed nor run for a measurement."""
+    plain = trained(Masked, PLAIN, width=32)
+    before = next(CALLS)
+    got = trained(Masked, PLAIN | {"limit": limit, "link": "1,1e-3"}, width=32)
+    assert next(CALLS) - before - 1 == 3 * 4
+    assert same(got, plain)
+
+
+def test_results_of_foreign_operators_may_be_offloaded() -> None:
+    plain = trained(Masked, PLAIN, width=32)
+    assert same(trained(Masked, ALL, width=32), plain)
+    assert RUNTIME.counters.reloads > 0

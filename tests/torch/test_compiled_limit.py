@@ -1,4 +1,4 @@
-"""Limits in bytes: held by the pool's count, bit-identical, or refused before training."""
+"""Limits of compiled graphs: held, shared, refused, observed, and kept for dynamic sizes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,34 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import warnings
+from types import SimpleNamespace
 
-from compiled_programs import compiled, same
+from compiled_programs import PLAIN, compiled, named_limit, same, waves
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import mempool.torch
 import mempool.torch.compiled
+from mempool.torch.compiled.external_memory import ForwardRun, LiveMemory
+from mempool.torch.compiled.records import CompiledGraph, RunStart
 from mempool.torch.compiled.runtime import RUNTIME
+from mempool.torch.compiled.runtime_observer import RuntimeObserver
+from mempool.torch.compiled.shared_limit import SHARED_LIMITS, SharedLimit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from mempool.torch import TensorPool
 
-
-pytestmark = pytest.mark.usefixtures("no_vectors", "few_objects")
+pytestmark = [
+    pytest.mark.usefixtures("no_vectors", "few_objects"),
+    pytest.mark.usefixtures("few_objects"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 
 class Net(nn.Module):
@@ -161,3 +176,304 @@ def test_cublas_workspaces_count_for_inference(inner: str, monkeypatch: pytest.M
     least = needed()
     monkeypatch.setattr("mempool.torch.compiled.costs.cublas_workspace_bytes", lambda _: 1 << 20)
     assert needed() == least + (1 << 20)
+
+
+class Three(nn.Module):
+    """Three graphs; the second has the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.part(x, 0, 1)
+        torch._dynamo.graph_break()
+        x = self.part(x, 1, 4)
+        torch._dynamo.graph_break()
+        return self.part(x, 4, 5)
+
+    def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        for layer in self.layers[begin:end]:
+            x = nn.functional.gelu(layer(x))
+            x = x * x.sigmoid() + x.tanh()
+        return x
+
+
+class Inside(nn.Module):
+    """The function continues after a module with graph breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three = Three()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.three(x).sin() * x).exp().sin()
+
+
+class Torn(nn.Module):
+    """The first graph keeps a MiB whose recomputation needs more than the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x[:, :, None].repeat(1, 1, 24).view(512, 64, 8, 3).amax(-1)  # of three times as much
+        z = (kept * self.w).sin()
+        torch._dynamo.graph_break()
+        return (torch.cat([z, z[:486]]) * 2).sum(-1)  # needs nearly as much, and keeps nothing
+
+
+class Wide(nn.Module):
+    """Large by its operations, small by its fused kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(64)), nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.v).sin()
+        z = (y[:, :, None] * self.w).exp().amax(-1).exp().sin() * y
+        torch._dynamo.graph_break()
+        return (z @ self.v).sin()
+
+
+def run(make: type[nn.Module], inner: str, limit: int, **options: Any) -> None:
+    """One step."""
+    torch.manual_seed(0)
+    step = compiled(make(), {"inner": inner, "limit": limit, "link": "pcie3", **options})
+    step(torch.randn(512, 64)).square().sum().backward()
+
+
+def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> str:
+    """Return the error for an infeasible limit."""
+    with pytest.raises(BackendCompilerFailed, match="no step fits") as refused:
+        run(make, inner, limit, **options)
+    assert re.search(r'; try limit="[\d.]+[KMG]iB"\n', str(refused.value))
+    return str(refused.value)
+
+
+def least_shared_of(make: type[nn.Module], inner: str, graphs: int) -> int:
+    """Return the limit that refusals lead to, with at most one refusal per graph."""
+    limit = 1000
+    for _ in range(graphs + 1):
+        try:
+            run(make, inner, limit)
+        except BackendCompilerFailed as refused:
+            named = named_limit(refused)
+            assert named > limit
+            limit = named
+        else:
+            assert all(part.decision.peak_bytes <= limit for part in SHARED_LIMITS[-1].graphs.values())
+            return limit
+    raise AssertionError("refused too often")
+
+
+@pytest.mark.parametrize(
+    ("make", "graphs", "inner"),
+    [
+        pytest.param(Three, 3, "eager", marks=pytest.mark.full),
+        pytest.param(Inside, 4, "eager", marks=pytest.mark.full),
+        pytest.param(Three, 3, "inductor", marks=pytest.mark.full),
+    ],
+)
+def test_limits_above_the_least_are_held(make: type[nn.Module], graphs: int, inner: str) -> None:
+    """From the least limit to the peak without a limit."""
+    least = least_shared_of(make, inner, graphs)
+    run(make, inner, 1 << 40)
+    parts = SHARED_LIMITS[-1].graphs
+    assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
+    assert all(part.kept_bytes_at is None for part in parts.values())
+    most = max(part.decision.peak_bytes for part in parts.values())
+    assert least < 0.9 * most
+    limit = int(least + 0.3 * (most - least))
+    run(make, inner, limit)
+    assert len(SHARED_LIMITS[-1].graphs) == graphs
+    assert all(part.decision.peak_bytes <= limit for part in SHARED_LIMITS[-1].graphs.values())
+    refusal(make, inner, int(0.97 * least))
+
+
+def test_refusal_names_a_sufficient_limit_for_all_graphs() -> None:
+    """A slightly larger limit lets the first graph keep much less."""
+    nothing_leaves = {"exclude": "*"}
+    run(Torn, "eager", 1 << 40, **nothing_leaves)
+    first, _ = SHARED_LIMITS[-1].graphs.values()
+    tight = first.decision.peak_bytes - 1
+    said = refusal(Torn, "eager", tight, **nothing_leaves)
+    named, feasible_limit = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
+    assert tight < feasible_limit < 0.99 * named
+    run(Torn, "eager", feasible_limit, **nothing_leaves)
+    refusal(Torn, "eager", int(0.98 * feasible_limit), **nothing_leaves)
+
+
+def test_small_host_leads_to_recomputation() -> None:
+    """An earlier graph recomputes the values that find no room on the host."""
+    run(Wide, "eager", 1 << 40, host_limit=1 << 14)
+    first, _ = SHARED_LIMITS[-1].graphs.values()
+    assert first.decision.rewriting.recomputed
+    assert first.decision.kept_bytes < 512 * 64 * 64 * 4
+
+
+def test_small_host_accepts_fitting_kernels() -> None:
+    """The step exceeds the limit by operations but fits by kernels."""
+    run(Wide, "inductor", 1 << 40, host_limit=1 << 14)
+    part = SHARED_LIMITS[-1].graphs[min(SHARED_LIMITS[-1].graphs)]
+    limit = part.decision.peak_bytes + 1000
+    assert limit < part.decision.simulated.peak_bytes
+    run(Wide, "inductor", limit, host_limit=1 << 14)
+
+
+steps = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 100)), max_size=4)
+
+
+@given(st.lists(steps, max_size=3), st.integers(1, 100), st.integers(1, 250))
+def test_feasible_limit_is_nearly_the_least(kept: list[list[tuple[int, int]]], own: int, limit: int) -> None:
+    """Compare with a search over all limits, for arbitrary kept bytes of earlier graphs."""
+
+    def keeping(stairs: list[tuple[int, int]], before: int) -> tuple[CompiledGraph, int]:
+        def kept_bytes_at(limit: int) -> int:
+            return min((kept for least, kept in stairs if least <= limit), default=100)
+
+        decided: Any = SimpleNamespace(kept_bytes=kept_bytes_at(limit))
+        unused: Any = None
+        part = CompiledGraph(
+            0, True, unused, decided, unused, bytes_kept_before=before, kept_bytes_at=kept_bytes_at
+        )
+        return part, before + kept_bytes_at(limit)
+
+    budget, before = SharedLimit(None), 0
+    for frame, stairs in enumerate(kept):
+        budget.graphs[frame], before = keeping(stairs, before)
+    assert budget.kept_within(9, limit) == budget.bytes_kept_before(9) == before
+    least = own + before
+    if least <= limit:
+        return
+    feasible_limit = budget.feasible_limit(9, limit, least)
+    holds = [x for x in range(limit, least + 1) if own + budget.kept_within(9, x) <= x]
+    assert feasible_limit in holds
+    assert feasible_limit - min(holds) <= least * 0.01
+
+
+def test_live_memory_holds_no_reference() -> None:
+    """Inputs, results and saved values count for later graphs and stay weakly referenced."""
+    model = nn.Linear(8, 8)
+    batch, result, kept = torch.ones(10), torch.ones(20), torch.ones(30)
+    live_memory = LiveMemory()
+    live_memory.register([model], [batch])
+    live_memory.external(0, [batch, model.weight], more=True)
+    memories = (
+        live_memory.memories(some) for some in ([batch, model.weight], [result, 3], [kept, model.weight])
+    )
+    live_memory.record_forward(0, ForwardRun(*memories))
+    beside = live_memory.external(1, [result], more=True)
+    assert (beside.held, beside.kept, beside.own) == (160, 160, 0)
+    assert beside.parameters == 4 * (64 + 8)
+    assert beside.gradients == 4 * 8  # of the bias, which no graph has read so far
+    other = live_memory.external(1, [], more=False)
+    assert (other.held, other.kept, other.gradients) == (240, 160, 0)
+    again = live_memory.external(0, [batch, model.weight], more=False)
+    assert (again.held, again.own) == (0, 200)
+    del kept
+    assert live_memory.external(1, [result], more=False).held == 40
+    live_memory.step()
+    assert live_memory.external(1, [result], more=False).held == 0
+
+
+def test_observation_ends_after_three_steps() -> None:
+    """A later compilation turns the observations into known bytes."""
+    observer, result = RuntimeObserver(), torch.ones(10)
+    observer.live_memory.register([], [result])
+    number = observer.number("some code", [])
+    first = observer.observed[number]
+    first.note(RunStart(others=1), backward=False)
+    for _ in range(3):
+        assert observer.is_open
+        observer.before_run(backward=False)
+        assert not observer.live_memory.runs(number)
+        observer.live_memory.record_forward(
+            number, ForwardRun({}, observer.live_memory.memories([result]), {})
+        )
+        assert observer.live_memory.runs(number)
+        observer.before_run(backward=True)
+    observer.before_run(backward=False)
+    assert not observer.is_open
+    assert not observer.live_memory.runs(number)
+    assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
+    assert observer.is_open
+    assert observer.known == {number: first}
+    assert observer.observed[number] is not first
+
+
+def test_failed_recompilation_warns_once() -> None:
+    observer = RuntimeObserver()
+    observer.mark_stale(observer.number("no code", []))
+    with pytest.warns(UserWarning, match="more than was counted"):
+        observer.discard_stale()
+    observer.discard_stale()  # once
+
+
+#: A limit of the peak of so many rows.
+ROWS = 64
+
+
+def point(rows: int) -> torch.Tensor:
+    x = torch.linspace(0, 1, rows * 3).view(rows, 3).requires_grad_()
+    torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+def plain_peak(rows: int, inner: str = "eager") -> int:
+    """Return the peak of a step without copies."""
+    compiled(waves, {"inner": inner, "limit": 1 << 40, "link": "pcie3"})(point(rows))
+    return SHARED_LIMITS[-1].graphs.popitem()[1].decision.peak_bytes
+
+
+def compiles(run: Callable[..., Any], sizes: Iterable[int], *, inexact: bool = False) -> list[int]:
+    """Return the number of compilations after each size; check each gradient."""
+    counted = []
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for rows in sizes:
+        x, y = point(rows), point(rows)
+        run(x).sum().backward()
+        wanted = torch.autograd.grad(waves(y).sum(), y)[0]
+        assert torch.allclose(x.grad, wanted) if inexact else torch.equal(x.grad, wanted)
+        counted.append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
+    return counted
+
+
+def moved() -> bool:
+    """Return true if the latest graph moves or recomputes any value."""
+    (part,) = SHARED_LIMITS[-1].graphs.values()
+    return bool(part.decision.rewriting.offloads or part.decision.rewriting.recomputed)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
+@pytest.mark.parametrize("inner", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_unchanged_graphs_recompile_only_above_the_limit(inner: str) -> None:
+    limit = plain_peak(ROWS, inner)
+    inexact = inner == "inductor"  # as it is without us
+    run = compiled(waves, {"inner": inner, "limit": limit, "link": "pcie3"})
+    assert compiles(run, (6, 9, 30, 60, 5), inexact=inexact) == [1] * 5
+    assert not moved()
+    if inexact:  # it is one kernel, of which nothing can leave
+        with pytest.raises(Exception, match="no step fits"):
+            compiles(run, (ROWS + 2,))
+        return
+    assert compiles(run, (ROWS + 2, 6)) == [1, 1]
+    assert moved()
+
+
+def test_changed_graphs_recompile_for_larger_sizes() -> None:
+    """Smaller sizes keep the decision."""
+    run = compiled(waves, {**PLAIN, "limit": plain_peak(ROWS), "link": "pcie3"})
+    assert compiles(run, (ROWS + 2, 10, ROWS + 2, ROWS + 4, 5)) == [1, 1, 1, 2, 2]
+
+
+def test_last_compilation_warns_of_the_missing_limit() -> None:
+    run = compiled(waves, {**PLAIN, "limit": plain_peak(ROWS), "link": "pcie3"})
+    with torch._dynamo.config.patch(recompile_limit=3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            compiles(run, (ROWS + 2, ROWS + 4))
+        with pytest.warns(UserWarning, match="compiled 3 times.*recompile_limit"):
+            compiles(run, (ROWS + 6,))

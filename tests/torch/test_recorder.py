@@ -1,4 +1,4 @@
-"""The recorder of accesses on models: what PyTorch's own tracker says, fake as real, all accounted for."""
+"""The recorder of accesses on models: PyTorch's own tracker, fake as real, and every write known."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
 from models import MODELS
 from recorded import adamw, made, marks, momentum, recorder, train
 from slow_recorder import SlowRecorder
 from torch.distributed._tools import mem_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from mempool.recording.torch.ledger import storages_in, tensors_in
+from mempool.recording.torch.operations import learn
 from traces import EventType, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 #: The others take long, and are for the long form.
 OFTEN = [
@@ -156,3 +159,68 @@ class TestModels:
 def phase_of(trace: Trace, row: int) -> str:
     before = np.flatnonzero(trace.kind[:row] == EventType.MARK)
     return trace.names[trace.operation[before[-1]]]
+
+
+class Compared(TorchDispatchMode):
+    """Compares the bytes of all arguments before and after each operation with what is known of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.unsaid: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operation = learn(func)
+        written = {
+            id(storage)
+            for a in operation.arguments
+            if a.written
+            for _, storage in storages_in(args[a.position] if a.position < len(args) else kwargs.get(a.name))
+        }
+        before = [(tensor, tensor.clone()) for tensor in tensors_in((args, kwargs))]
+        result = func(*args, **kwargs)
+        self.seen.add(operation.name)
+        for tensor, bytes_before in before:
+            changed = not torch.equal(tensor.detach().nan_to_num(), bytes_before.nan_to_num())
+            if changed and id(tensor.untyped_storage()) not in written:
+                self.unsaid.append(operation.name)
+        return result
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_write_of_a_step_is_known(training: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv1d(3, 4, 3),
+        torch.nn.BatchNorm1d(4),
+        torch.nn.RReLU(),
+        torch.nn.Dropout(0.5),
+        torch.nn.InstanceNorm1d(4, track_running_stats=True),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(4),
+    )
+    batch = torch.randn(5, 3, 8)
+    model(batch)
+    model.train(training)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Compared() as compared:
+        for _ in range(2):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert compared.unsaid == []
+    assert any("batch_norm" in name for name in compared.seen)
+
+
+def test_every_write_of_a_recurrent_layer_is_known() -> None:
+    layer = torch.nn.LSTM(3, 4)
+    with Compared() as compared:
+        out = layer(torch.randn(5, 2, 3))[0].sum()
+        for _ in range(2):
+            out.backward(retain_graph=True)
+    assert compared.unsaid == []
+
+
+def test_running_statistics_that_are_only_read_are_not_written() -> None:
+    for name in ("native_batch_norm_backward", "_native_batch_norm_legit_no_training"):
+        assert not any(a.written for a in learn(getattr(torch.ops.aten, name).default).arguments)

@@ -154,7 +154,7 @@ def test_excess_is_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -
     assert values["beyond"] > 0
     assert values["beyond_bytes"] >= 6 << 20
     assert sum("more than the limit" in record.getMessage() for record in caplog.records) == 1
-    assert "times more was reserved than that" in str(said)
+    assert "reserved beyond the limit" in str(said)
 
 
 def within(limit: int, work: Callable[[Any], None]) -> None:

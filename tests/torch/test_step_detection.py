@@ -1,7 +1,8 @@
-"""Without marks an optimizer's steps end iterations where detection finds no order, and only there."""
+"""Without marks an optimizer's steps end iterations, from the first one on."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import mempool.torch
+from mempool.planning.options import OPTIONS
 from traces import EventType
 from traces.formats.parquet import read_trace
 
@@ -75,6 +77,17 @@ def is_marked(pool: mempool.torch.TensorPool) -> bool:
     return bool(pool.client.state()["marked"])
 
 
+def test_metrics_count_optimizer_steps(pool: mempool.torch.TensorPool) -> None:
+    training = Training(lambda: 2)
+    trained(pool, training, 12)
+    metrics = pool.metrics()
+    assert (metrics["steps"], metrics["periods"]) == (12, 0)
+    assert 1 < metrics["planned_from"] < 12
+    pool.watch(training.optimizers[0])
+    trained(pool, training, 3)
+    assert pool.metrics()["steps"] == 15
+
+
 def test_unordered_lengths_are_planned_without_marks_and_identical(one_thread: None) -> None:
     training = Training(drawn())
     expected = [training.step() for _ in range(220)]
@@ -102,9 +115,51 @@ def test_unordered_lengths_are_planned_in_the_background() -> None:
     pytest.fail("it was never planned")
 
 
-def test_repeating_loop_is_left_to_detection(pool: mempool.torch.TensorPool) -> None:
-    assert trained(pool, Training(lambda: 2), 100)[1] > 0.8
-    assert not is_marked(pool)
+def test_every_step_from_the_first_ends_an_iteration(pool: mempool.torch.TensorPool) -> None:
+    trained(pool, Training(lambda: 2), 3)
+    assert pool.client.state()["marks"] == 3
+    assert trained(pool, Training(lambda: 2), 30)[1] > 0.9
+
+
+def test_cells_of_a_closure_are_no_iterations(
+    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LBFGS runs the model many times in its step, and the model its cell, without a limit."""
+    monkeypatch.setattr("mempool.planning.learner.OPTIONS", dataclasses.replace(OPTIONS, max_unmarked=64))
+    cell, plans = torch.nn.LSTMCell(256, 256), []
+    optimizer = torch.optim.LBFGS(cell.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        state = torch.zeros(8, 256), torch.zeros(8, 256)
+        for _ in range(30):
+            state = cell(state[0], state)
+        loss = state[0].square().mean() + state[1].mean()
+        loss.backward()
+        plans.append(pool.plan_now())
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert len(plans) > 4
+    assert not any(plans)
+    assert pool.report().to_dict()["iterations"] == 2
+
+
+def test_plans_from_before_the_first_step_are_dropped_at_its_begin(
+    pool: mempool.torch.TensorPool,
+) -> None:
+    training = Training(lambda: 2)
+    with torch.no_grad():
+        for _ in range(8):
+            training._networks[0](torch.ones(640, 96))
+            pool.plan_now()
+    assert pool.client.patterns()
+    seen = []
+    hook = training.optimizers[0].register_step_pre_hook(lambda *_: seen.append(pool.client.patterns()))
+    training.step()
+    hook.remove()
+    assert seen == [[]]
 
 
 def test_first_of_several_optimizers_ends_iterations(pool: mempool.torch.TensorPool) -> None:

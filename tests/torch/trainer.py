@@ -109,7 +109,8 @@ def plainly(given: dict[str, Any], steps: Steps) -> Trainer:
 
 def as_on_the_page(given: dict[str, Any], steps: Steps) -> Trainer:
     """Trainer is here one that has the other callback, too; the pool one that plans when it is told to."""
-    (code,) = re.findall(r"```python\n([^`]*class Watch\(TrainerCallback\)[^`]*)```", PAGE.read_text())
+    example = r"```python\n([^`]*\ntrainer = Trainer\([^`]*)```"
+    (code,) = re.findall(example, PAGE.read_text())
     init, install = Trainer.__init__, mempool.torch.install
 
     def made(self: Trainer, *args: Any, callbacks: list[TrainerCallback], **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of PyTorch's allocator: lifetimes and addresses of buffers."""
+"""Memory snapshots of PyTorch as traces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from living_model import Living as Model
 from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, stored
 
 from traces import EventType, TraceError
+from traces._core import Living, Refused
 from traces.completeness import History, completeness, device_free
 from traces.formats.registry import sniff
 from traces.formats.snapshot import read_snapshot
@@ -360,3 +362,28 @@ def test_lenient_reader_skips_invalid_events(tmp_path: Path, wrong: list[str], a
     lenient = read_snapshot(stored(tmp_path / "s", mixed), skipped=skipped)
     assert_same(lenient, read_snapshot(stored(tmp_path / "t", right)))
     assert skipped == Counter(wrong)
+
+
+LARGEST = 1 << 62
+NUMBERS = st.integers(0, 12) | st.sampled_from([LARGEST - 3, LARGEST - 1, LARGEST])
+EVENTS = st.lists(st.tuples(st.booleans(), NUMBERS, NUMBERS), max_size=40)
+
+
+def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer: int) -> str | int | None:
+    """Return the outcome of an event: the buffer, or the reason of the refusal."""
+    try:
+        return living.alloc(address, size, buffer) if alloc else living.free(address, size, buffer)
+    except Refused as error:
+        return f"address {address:#x} is {error}"
+    except TraceError as error:
+        return error.reason
+
+
+@given(events=EVENTS)
+@settings(max_examples=250, deadline=None)
+def test_living_buffers_match_the_model(events: list[tuple[bool, int, int]]) -> None:
+    """Ranges touch, overlap, contain each other, are empty, and end at the last possible address."""
+    living, model = Living(), Model()
+    for buffer, (alloc, address, size) in enumerate(events):
+        found = [told(one, alloc=alloc, address=address, size=size, buffer=buffer) for one in (living, model)]
+        assert found[0] == found[1]

@@ -27,8 +27,6 @@ ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool
 OURS = ("mempool", "solvers", "traces")
 #: Signals whose default is to end the process.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: Peak of requested bytes below which a program gave the pool next to nothing to do.
-LITTLE = 1 << 20
 #: File name by which Python recognizes a frame of the import system, which Python omits from tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
@@ -74,6 +72,7 @@ class Run:
         self._killed_by = 0
         self._accesses: Any = None  # PyTorch's recording of accesses
         self._watches_forks = False
+        self._monitor: Any = None
         self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
         self._masks: dict[int, Any] = {}  # signal masks of forking threads from before the fork, by thread
 
@@ -125,6 +124,7 @@ class Run:
         )
         pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
         self.pools[framework] = pool
+        self._begin_monitor()
         if accesses:
             with Ours():
                 self._accesses = adapter.record(record)
@@ -134,6 +134,14 @@ class Run:
             # inherits this handler.
             self._watches_forks = True
             os.register_at_fork(after_in_child=self._after_fork)
+
+    def _begin_monitor(self) -> None:
+        """Show a status line, and sample the memory for a page."""
+        from mempool.cli.run.monitor import Monitor, terminal_shows_status
+
+        shows = not (self.options["quiet"] or self.is_child) and terminal_shows_status()
+        if self._monitor is None and (shows or self.options["plot"]):
+            self._monitor = Monitor(self.pools, shows=shows, samples=bool(self.options["plot"]))
 
     def _on_the_gpu(self) -> Any:
         """Return PyTorch's pool if the pool is of a GPU: memory is scarce there, and CuPy shares the pool."""
@@ -168,6 +176,7 @@ class Run:
             return
         self._finishing = True
         try:
+            self._end_monitor()
             self._report()
         except Exception as error:
             _say(f"no report: {type(error).__name__}: {error}")
@@ -176,14 +185,30 @@ class Run:
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             _interrupted()
 
+    def _end_monitor(self) -> None:
+        """Clear the status line, and write the page of the memory."""
+        if self._monitor is None:
+            return
+        self._monitor.stop()
+        if (path := self._own(self.options["plot"])) is not None:
+            from mempool.per_rank_files import own_file
+            from mempool.reporting.memory_history import page
+            from traces.files import atomic
+
+            try:
+                with atomic(own_file(path)) as temporary:
+                    temporary.write_text(page(list(self._monitor.histories.values())), encoding="utf-8")
+            except Exception as error:
+                _say(f"no page: {type(error).__name__}: {error}")
+
     def _children_did_it(self, reports: dict[str, Any]) -> bool:
         """Return true if poolless children, not this process, did the work.
 
-        This process then requested less than `LITTLE` bytes, and all children together used more CPU time.
+        The pools of this process then had no work, and all children together used more CPU time.
         """
         if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
             return False
-        if sum(most_requested(report.values) for report in reports.values()) >= LITTLE:
+        if any(report.has_work for report in reports.values()):
             return False
         own = os.times()
         return bool(_seconds_of_children() - self._not_the_programs > own.user + own.system)
@@ -208,15 +233,20 @@ class Run:
 
             said = {name: report.to_dict() for name, report in reports.items()}
             write_json({"pid": os.getpid(), "pools": said}, own_file(self.options["json"]))
-        if self.options["quiet"]:
-            return
+        if not self.options["quiet"]:
+            self._print(reports, explained, did_it=did_it)
+
+    def _print(self, reports: dict[str, Any], explained: dict[str, str], *, did_it: bool) -> None:
+        """Print a line for each pool that had work, and the tables that were asked for."""
         who = f" (process {os.getpid()})" if self.is_child else ""
-        used = {name: report for name, report in reports.items() if report.values["allocations"]}
-        for name, report in (used or reports).items():
-            title, _, rest = str(report).partition("\n")
-            _write(f"{title}{who}\n{rest}")
-            if name in explained:
-                _write(explained[name])
+        for name, report in reports.items():
+            if report.has_work:
+                for line in report.verdict.splitlines():
+                    _write(f"mempool{who}: {line}")
+                if self.options["report"]:
+                    _write(report.table())
+                if name in explained:
+                    _write(explained[name])
         if not self.is_child:
             self._remark(reports, did_it=did_it)
 
@@ -231,6 +261,10 @@ class Run:
             )
         if not reports:
             _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+        elif all(pool.settings.mode == "off" for pool in self.pools.values()):
+            _say("no pool: MEMPOOL=off")
+        elif not (did_it or any(report.has_work for report in reports.values())):
+            _say(f"nothing to report: {' and '.join(reports)} never had 1 MiB in use")
         if did_it:
             _say(
                 "child processes did the work, and ran without a pool: if they are Python's, say "
@@ -287,7 +321,7 @@ class Run:
 
     def _begin_in_child(self) -> None:
         pools, self.pools = self.pools, {}
-        self._accesses = None
+        self._accesses = self._monitor = None
         for pool in pools.values():
             pool.close()
         if not self.options["children"]:
@@ -410,12 +444,6 @@ class _Loader:
             self._told.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
-
-
-def most_requested(values: dict[str, Any]) -> int:
-    """Return the largest number of requested bytes in a report; several devices are added up."""
-    devices: dict[str, dict[str, Any]] = values.get("devices", {})
-    return sum(map(most_requested, devices.values())) + int(values.get("requested_peak_bytes", 0))
 
 
 def _seconds_of_children() -> float:

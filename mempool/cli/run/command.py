@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from mempool.cli.help import Command
 from mempool.cli.options import parsed
-from mempool.cli.output import ExitCode, Stop
+from mempool.cli.output import ExitCode, Stop, require_bokeh
 from mempool.cli.output_files import overwritten_file, write_obstacle
 from mempool.cli.run import exec as launch
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Command):
     """Command whose options end where the program's command line begins, as Python's own options do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -104,6 +104,13 @@ def run(
             "default in front where possible.",
         ),
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="End with a table of the pool's numbers too.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE", help="Write a page of the memory by step: memory.html. Needs Bokeh."),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what did not follow the plan, and why.")
     ] = False,
@@ -113,12 +120,14 @@ def run(
             "--children", help="Child processes too; each trace has the process number in its name."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No report at the end.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Say nothing, neither at the end nor meanwhile.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report as one JSON object.")
     ] = None,
 ) -> None:
-    """Run an unchanged program with the pool under it; report on stderr when the program ends.
+    """Run an unchanged program with the pool under it; say on stderr at the end what the pool did.
 
     The pool detects the iteration automatically, and keeps the plan for the next
     run of the program, which follows it from the first iteration. Options of mempool precede the
@@ -131,6 +140,7 @@ def run(
         mempool run --record run.trace -m package.train
         mempool run --record run.trace --accesses train.py
         mempool run --limit 12GiB train.py
+        mempool run --plot memory.html train.py
         mempool run --plan run.plan --explain train.py
         mempool run --rehearse train.py
     """
@@ -149,8 +159,10 @@ def run(
     chosen = _settings(record=record, plan=plan, max_reserved=max_reserved, limit=limit, backend=backend)
     record, plan = (None if name is None else Path(name) for name in (chosen.record, chosen.plan))
     kept = launch.files_of(program) + ([] if plan is None else [plan])
-    if (output := overwritten_file(kept, (record, json_file))) is not None:
+    if (output := overwritten_file(kept, (record, plot, json_file))) is not None:
         raise Stop(ExitCode.USAGE, f"{output} would be written over")
+    if plot is not None:
+        require_bokeh("--plot")
     if rehearse:
         _check_rehearsal(chosen, fresh=fresh)
         from mempool.cli.run.rehearsed_plan import rehearse_plan
@@ -161,12 +173,14 @@ def run(
         record=_writable(record),
         **_plan(plan),
         json_file=_writable(json_file),
+        plot=_writable(plot),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
         # a rehearsal's plan is of the pool in place of PyTorch's allocator
         backend="pluggable" if rehearse else None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
+        report=report,
         explain=explain,
         children=children,
         quiet=quiet,

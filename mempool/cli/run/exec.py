@@ -29,13 +29,15 @@ OPTIONS = {
     "--max-reserved": True,
     "--limit": True,
     "--backend": True,
+    "--report": False,
+    "--plot": True,
     "--explain": False,
     "--children": False,
     "--quiet": False,
     "--json": True,
 }
 #: Options that the slow path checks.
-SLOW = ("--plan", "--max-reserved", "--limit", "--backend")
+SLOW = ("--plan", "--plot", "--max-reserved", "--limit", "--backend")
 #: Names of torchrun, as a module and as a script.
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch", "torchrun")
 NO_POOL_IN_RANKS = (
@@ -75,7 +77,9 @@ def launch(arguments: Sequence[str]) -> None:
         return
     # Absolute paths, since the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
-    flags = {name: given[f"--{name}"] for name in ("accesses", "fresh", "explain", "children", "quiet")}
+    flags = {
+        name: given[f"--{name}"] for name in ("accesses", "fresh", "report", "explain", "children", "quiet")
+    }
     start(program, record=record, json_file=json_file, **flags)
 
 
@@ -100,10 +104,12 @@ def start(
     json_file: str | None,
     accesses: bool,
     fresh: bool,
+    report: bool,
     explain: bool,
     children: bool,
     quiet: bool,
     plan: str | None = None,
+    plot: str | None = None,
     plan_is_of: str = "",
     max_reserved: int | None = None,
     limit: int | str | None = None,
@@ -122,11 +128,15 @@ def start(
         "max_reserved": max_reserved,
         "limit": limit,
         "backend": backend,
+        "report": report,
+        "plot": plot,
         "explain": explain,
         "children": children,
         "quiet": quiet,
         "pythonpath": pythonpath,
     }
+    if not quiet and (names := ours_behind(program)):
+        sys.stderr.write(f"mempool: {', '.join(names)} went to the program: options for mempool precede it\n")
     if not children and is_torchrun(program):
         sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
     environment = os.environ | {VARIABLE: json.dumps(options), "PYTHONPATH": _path(pythonpath)}
@@ -148,6 +158,12 @@ def _interpreter_flags() -> list[str]:
         if name not in "EIScm":
             found += [name if name.startswith("--") else f"-{name}", *([] if value is None else [value])]
     return found
+
+
+def ours_behind(program: Sequence[str]) -> list[str]:
+    """Return options of `mempool run` among the program's own arguments."""
+    given = (argument.partition("=")[0] for argument in program[1:])
+    return [name for name in dict.fromkeys(given) if name in OPTIONS or name == "--rehearse"]
 
 
 def is_torchrun(program: Sequence[str]) -> bool:

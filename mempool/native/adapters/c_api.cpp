@@ -70,3 +70,9 @@ int64_t mempool_room(void* client) {
   const mempool::Guarded guard(pool.lock);
   return pool.room();
 }
+
+int64_t mempool_misses(void* client) {
+  Client& one = *static_cast<Client*>(client);
+  const mempool::Guarded guard(one.pool().lock);
+  return static_cast<int64_t>(one.misses());
+}

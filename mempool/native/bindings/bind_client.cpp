@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.hpp"
@@ -175,6 +176,22 @@ nb::typed<nb::list, Items> decisions(Client& client) {
   return list;
 }
 
+using Results = std::vector<std::tuple<std::uint64_t, std::uint64_t, double>>;
+
+Results all_results(const IterationResults& results) {
+  Results all;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const IterationResult& one = results.latest(i);
+    all.emplace_back(one.hits, one.misses, one.seconds);
+  }
+  return all;
+}
+
+std::pair<Results, Results> iteration_results(Client& client) {
+  const Client::Results results = patiently(client.pool(), [&] { return client.results(); });
+  return {all_results(results.unplanned), all_results(results.planned)};
+}
+
 void note_decision(Client& client, const std::string& name, std::uint64_t count, std::uint64_t times, std::uint64_t bytes) {
   const auto found = std::find(kDecisionNames.begin(), kDecisionNames.end(), name);
   if (found == kDecisionNames.end()) throw std::invalid_argument("no decision of this name");
@@ -226,6 +243,9 @@ void bind_client(nb::module_& m) {
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
   m.attr("MOST_PATTERNS") = kMostPatterns;
+  m.attr("JUDGED_ITERATIONS") = IterationResults::kJudged;
+  m.attr("LEARNING_ITERATIONS") = IterationResults::kLearning;
+  m.attr("LEAST_HIT_RATE") = IterationResults::kLeastHitRate;
 
   const auto released = nb::call_guard<nb::gil_scoped_release>();  // see bind_pool.cpp
   nb::class_<Client>(m, "Client", "One adapter's view of a pool: sequences, recording, patterns, statistics.")
@@ -289,6 +309,9 @@ void bind_client(nb::module_& m) {
            "Replay a pattern from a file, from the next allocation on; return the id of ``steady``. ``unsure``: the arena is allocated once the "
            "program has followed the pattern for some allocations.")
       .def("drop_patterns", &Client::drop_patterns, released)
+      .def("results", &iteration_results,
+           "Return the (hits, misses, seconds or 0) of the last 8 iterations without a plan in effect, and of as many since "
+           "the latest plan took effect; the latest first.")
       .def("device_is_bound", &Client::device_is_bound, released,
             "Begin the loaded patterns of all clients of the pool.")
       .def("give_back", &Client::give_back, released, "force"_a = false,
@@ -335,6 +358,7 @@ void bind_client(nb::module_& m) {
       .def("state", &client_state)
       .def("stats", &client_stats)
       .def("reset_peaks", &Client::reset_peaks, released)
+      .def("take_live_peak", &Client::take_live_peak, released, "Return the largest number of live bytes since the last call.")
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,
            "Set the bytes of free memory that the pool should keep for this client; the largest wish of all "
            "clients counts.")

@@ -1,10 +1,13 @@
-// Bindings of host memory for offloaded tensors.
+// Bindings of host memory for offloaded tensors, and of the copies.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.hpp"
+#include "offload/cuda_copies.hpp"
 #include "offload/free_list.hpp"
 #include "offload/signal.hpp"
 
@@ -12,7 +15,36 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace mempool;
 
+namespace {
+
+CuStream stream_of(std::uintptr_t handle) { return reinterpret_cast<CuStream>(handle); }
+
+void bind_copies(nb::module_& m) {
+  nb::class_<StreamEvent>(m, "StreamEvent", "A moment of a CUDA stream: all work queued there before.")
+      .def("query", &StreamEvent::query, "Return whether the moment has passed.\n\nRaises:\n    RuntimeError: work on the device failed.")
+      .def("order_before", [](const StreamEvent& self, std::uintptr_t stream) { self.order_before(stream_of(stream)); }, "stream"_a,
+           "Let later work of a stream, given by handle, wait for the moment.\n\nRaises:\n    RuntimeError: the driver refused.");
+
+  nb::class_<CudaCopies>(m, "CudaCopies", "Copies between a GPU and page-locked host memory on CUDA streams, given by handle.")
+      .def(nb::init<const std::string&>(), "driver"_a = "libcuda.so.1", "Open the driver.\n\nRaises:\n    RuntimeError: there is none.")
+      .def("record", [](const CudaCopies& self, std::uintptr_t stream) { return self.record(stream_of(stream)); }, "stream"_a,
+           "Return the present moment of a stream.\n\nRaises:\n    RuntimeError: the driver refused.")
+      .def("copy",
+           [](const CudaCopies& self, std::uintptr_t stream, CuAddress target, CuAddress source, std::size_t size,
+              const std::vector<std::uintptr_t>& after, const std::vector<const StreamEvent*>& events) {
+             std::vector<CuStream> streams;
+             for (const std::uintptr_t one : after) streams.push_back(stream_of(one));
+             return self.copy(stream_of(stream), target, source, size, streams, events);
+           },
+           "stream"_a, "target"_a, "source"_a, "size"_a, "after"_a, "events"_a,
+           "Copy `size` bytes from address `source` to address `target` on a stream, after the work so far of the streams `after` and "
+           "after `events`. Return the moment after the copy.\n\nRaises:\n    RuntimeError: the driver refused.");
+}
+
+}  // namespace
+
 void bind_offload(nb::module_& m) {
+  bind_copies(m);
   nb::set_leak_warnings(false);  // an offloaded tensor may be alive when the interpreter ends
   nb::class_<Signal>(m, "Signal", "Event that is set once; Ctrl-C leaves no wait half-done.")
       .def(nb::init<>(), "An event that is not set.")

@@ -635,6 +635,7 @@ Client::State Client::state() {
 ClientStats Client::stats() {
   const Guarded guard(pool_->lock);
   ClientStats stats = stats_;
+  stats.live.peak = std::max(stats.live.peak, earlier_live_peak_);
   stats.deferred_bytes = pool_->deferred().current;
   stats.deferred_blocks = pool_->uses().waiting();
   stats.deferred_small_blocks = pool_->deferred_small().blocks;
@@ -652,7 +653,15 @@ void Client::reset_peaks() noexcept {
                        &stats_.small_live}) {
     gauge->peak = gauge->current;
   }
+  earlier_live_peak_ = 0;
   pool_->source().reset_peak();
+}
+
+std::size_t Client::take_live_peak() noexcept {
+  const Guarded guard(pool_->lock);
+  const std::size_t peak = std::exchange(stats_.live.peak, stats_.live.current);
+  earlier_live_peak_ = std::max(earlier_live_peak_, peak);
+  return peak;
 }
 
 std::vector<Divergence> Client::divergences() {

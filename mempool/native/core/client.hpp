@@ -22,6 +22,7 @@
 #include "core/decision_log.hpp"
 #include "core/flight.hpp"
 #include "core/follower.hpp"
+#include "core/iteration_results.hpp"
 #include "core/live.hpp"
 #include "core/pattern.hpp"
 #include "core/pool.hpp"
@@ -240,8 +241,16 @@ class Client : private Live<Client> {
     Refusal refusal = Refusal::none;     // why no arena of that size exists
   };
   State state();
+  struct Results {
+    IterationResults unplanned, planned;  // without a plan in effect; since the latest plan took effect
+  };
+  Results results();
   ClientStats stats();
+  // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
+  std::uint64_t misses() const noexcept;
   void reset_peaks() noexcept;
+  // Return the largest number of live bytes since the last call.
+  std::size_t take_live_peak() noexcept;
   // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
   // ranges that did so before; empty if none blocks a plan at present.
   std::vector<std::pair<Offset, Offset>> pinned_ranges();
@@ -335,12 +344,13 @@ class Client : private Live<Client> {
   void note_pinned(const Occupancy::Range& range) noexcept;
   void forget_freed_pinned() noexcept;
   std::uint64_t large_allocations() const noexcept;
-  std::uint64_t misses() const noexcept;         // total
   std::uint64_t latest_misses() const noexcept;  // since the latest plan took effect
   void begin_latest() noexcept;
   void begin_latest_if_followed() noexcept;
   bool settled() const noexcept;
   void judge_iteration() noexcept;
+  void keep_result() noexcept;
+  double seconds_since_mark() noexcept;
   void release_idle_outside_arena() noexcept;
   Pool::Holes holes_for(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
@@ -414,6 +424,11 @@ class Client : private Live<Client> {
   std::size_t taken_outside_arena_ = 0;
   Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
   PatternHistory history_of_patterns_;             // history of ended iterations
+  Results results_;
+  std::uint64_t hits_before_ = 0, all_misses_before_ = 0;  // when this iteration began
+  const void* marked_by_ = nullptr;   // the thread of the last mark
+  double marked_at_ = 0;              // in seconds
+  double iteration_seconds_ = 0;      // of the iteration that a mark ends
   Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
   std::deque<Divergence> divergences_;
@@ -425,6 +440,7 @@ class Client : private Live<Client> {
   Offset next_offset_ = kDynamic;      // see allocate_next_at()
   bool between_ = false;              // between the end of a marked region and the beginning of the next
   bool marked_ = false, replaying_ = false;
+  std::size_t earlier_live_peak_ = 0;  // before the last `take_live_peak`
   std::uint64_t iterations_ = 0, marks_ = 0, active_at_ = 0, latest_at_ = 0, miss_score_ = 0;
   std::uint64_t clean_ = 0;  // consecutive iterations without a miss since the latest plan took effect
   std::uint64_t longest_clean_ = 0;   // longest such run that ended with a miss

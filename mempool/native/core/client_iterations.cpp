@@ -1,4 +1,6 @@
 // Marks and boundaries: where iterations begin, which pattern they follow, and how closely.
+#include <time.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -42,6 +44,7 @@ void Client::begin_latest() noexcept {
   bypass_backoff_.start_over();
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
+  results_.planned.clear();
   divergences_.clear();  // they belonged to another plan
 }
 
@@ -85,6 +88,34 @@ void Client::judge_iteration() noexcept {
   misses_before_ = misses;
 }
 
+// Return the processor seconds of this thread since its last mark, or seconds of the clock where a device works beside
+// the thread; 0 if another thread set the last mark.
+double Client::seconds_since_mark() noexcept {
+  timespec time{};
+  clock_gettime(pool_->source().traits().slow_return ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &time);
+  const double now = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  const double before = std::exchange(marked_at_, now);
+  const void* const thread = &ThreadCache::mine();
+  return std::exchange(marked_by_, thread) == thread ? now - before : 0;
+}
+
+// Keep the result of the iteration that ends, and wake the planner if the result may end the plans.
+void Client::keep_result() noexcept {
+  const std::uint64_t hits = stats_.outcomes[static_cast<std::size_t>(Outcome::hit)], missed = misses();
+  const IterationResult result{hits - std::exchange(hits_before_, hits), missed - std::exchange(all_misses_before_, missed),
+                               std::exchange(iteration_seconds_, 0.0)};
+  if (!replaying_) return results_.unplanned.add(result);
+  results_.planned.add(result);
+  if (!results_.planned.deserve_a_look()) return;
+  woken_ = true;
+  wake_signal_.ring();
+}
+
+Client::Results Client::results() {
+  const Guarded guard(pool_->lock);
+  return results_;
+}
+
 void Client::note_pinned(const Occupancy::Range& range) noexcept {
   for (Pinned& pinned : pinned_) {
     if (pinned.range.begin != range.begin || pinned.range.end != range.end) continue;
@@ -126,6 +157,7 @@ std::vector<std::pair<Offset, Offset>> Client::lasting_pinned() const {
 
 void Client::boundary(Pattern* ended) noexcept {
   judge_iteration();
+  keep_result();
   ++iterations_;
   taken_outside_arena_ = 0;
   if (HostedMemory* const hosted = pool_->source().device().hosted()) hosted->ask_room();
@@ -198,6 +230,7 @@ void Client::mark(Mark kind, bool found) {
   between_ = kind == Mark::end;
   if (ring_.on()) ring_.add(event, 0, 0, 0, mine.follower.sequence());
   if (kind != Mark::end) {
+    iteration_seconds_ = seconds_since_mark();
     boundary(followed());
     begin_everywhere(marks_++);
   }

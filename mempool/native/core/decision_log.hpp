@@ -21,6 +21,7 @@ enum class Decision : std::uint8_t {
   set_aside,   // the program did not follow the patterns from the file
   superseded,  // a pattern was dropped, since another serves its requests
   evicted,     // a pattern was dropped as the least recently used
+  withdrawn,   // the patterns do not pay, and are dropped
   forgotten,   // an unused pattern was dropped, since memory was short
   dropped,     // all patterns were dropped
   arena,       // the arena has `bytes` now
@@ -28,9 +29,9 @@ enum class Decision : std::uint8_t {
   converted,   // the arena of `bytes` became segments, since memory was short
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 17> kDecisionNames = {
+inline constexpr std::array<const char*, 18> kDecisionNames = {
     "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
-    "superseded", "evicted",   "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
+    "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
 
 class DecisionLog {
  public:

@@ -1,8 +1,8 @@
 """Offloading while a program runs: tensors wait in host memory between their uses.
 
 `mempool.torch.install` with ``limit`` starts an `OffloadSession`. The design is in docs/swapping.md. The path
-from an operation to a copy: `mode` (a dispatch mode) -> `iterations` (the schedule) and `eviction_policy` ->
-`transfers` -> `mempool.torch.offload.engine`.
+from an operation to a copy: `mode` (a dispatch mode), or `schedule_follower` for an iteration that repeats ->
+`iterations` (the schedule) and `eviction_policy` -> `transfers` -> `mempool.torch.offload.engine`.
 """
 
 from __future__ import annotations

@@ -75,6 +75,11 @@ class ArenaAdmission:
         in_the_way = occupied and self._headroom.serves_schedule
         self.due = self._wait <= 0 and self._iterations.holds_limit and (in_the_way or missing)
 
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the arena that is needed now cannot be had."""
+        return 0 < self._refused == self._needed_before
+
     def _misses(self) -> tuple[bool, bool]:
         """Return two flags for this iteration: planned places were occupied; the arena was missing."""
         new = self._new_outcomes.of(self._client.stats()["outcomes"])

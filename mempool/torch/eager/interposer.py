@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mempool.torch.eager.mode import OffloadMode
+    from mempool.torch.eager.schedule_follower import ScheduleFollower
 
 SOURCE = Source(
-    Path(__file__).with_name("interposer.cpp"), ("c10", "torch_cpu"), "mempool_interposer_install"
+    Path(__file__).with_name("interposer.cpp"),
+    ("c10", "torch_cpu"),
+    "mempool_interposer_install",
+    headers=("operations.hpp", "bypass.hpp", "follower.hpp"),
 )
 #: The installed modes, by kind of device.
 _modes: dict[str, weakref.ref[OffloadMode]] = {}
+#: The follower of the schedule that is followed now.
+_followers: list[weakref.ref[ScheduleFollower]] = []
 _lent = threading.local()
 
 
@@ -57,14 +63,40 @@ def library() -> ctypes.CDLL:
         "mempool_bypass_reserve": [size],
         "mempool_bypass_open": [pointer, small, pointer, pointer, size],
         "mempool_bypass_learn": [text, text, small, small, size],
+        "mempool_interposer_watch": [pointer],
+        "mempool_interposer_watches": [pointer],
+        "mempool_follower_free": [pointer],
+        "mempool_follower_learn": [pointer, size, text, text, size],
+        "mempool_follower_learn_view": [text, text],
+        "mempool_follower_set_actions": [pointer, text, size],
+        "mempool_follower_await": [pointer, small],
+        "mempool_follower_start": [
+            pointer,
+            size,
+            pointer,
+            small,
+            pointer,
+            pointer,
+            pointer,
+            size,
+            size,
+        ],
+        "mempool_follower_advance": [size],
+        "mempool_follower_born": [pointer],
     }.items():
         getattr(loaded, name).argtypes = arguments
     loaded.mempool_interposer_writes.restype = ctypes.c_uint64
     loaded.mempool_interposer_remove.restype = loaded.mempool_interposer_land.restype = None
     loaded.mempool_interposer_allocator.restype = pointer
-    loaded.mempool_bypass_count.restype = ctypes.c_uint64
+    loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
+    loaded.mempool_follower_table.restype = pointer
+    loaded.mempool_follower_position.restype = loaded.mempool_follower_born.restype = size
+    for name in ("free", "learn_view", "set_actions", "advance", "end_iteration", "stop"):
+        getattr(loaded, f"mempool_follower_{name}").restype = None
     _functions.impl("lend", _lend, "CPU")
     _functions.impl("give_back", _give_back, "CPU")
+    _functions.impl("before", lambda absent, at: _follower().before(absent, at), "CPU")
+    _functions.impl("after", lambda results, at: _follower().after(results, at), "CPU")
     _tell_higher_order(torch._C._dispatch_key_parse("DeferredInit"))
     return loaded
 
@@ -92,6 +124,16 @@ def remove(mode: OffloadMode) -> None:
 def unseen_writes() -> int:
     """Return the number of operations so far that may have written, unseen and without a lend."""
     return int(library().mempool_interposer_writes())
+
+
+def watch(storage: Any) -> None:
+    """Note that a storage has a good copy on the host."""
+    library().mempool_interposer_watch(storage._cdata)
+
+
+def is_watched(storage: Any) -> bool:
+    """Return whether no operation that ran without the mode has written the storage since `watch`."""
+    return bool(library().mempool_interposer_watches(storage._cdata))
 
 
 def park(storage: Any, address: int, writes: int) -> bool:
@@ -131,6 +173,17 @@ def own_operations() -> Iterator[None]:
         yield
     finally:
         set_ours(before)
+
+
+def set_follower(follower: ScheduleFollower) -> None:
+    """Set the follower whose schedule is followed from now on."""
+    _followers[:] = [weakref.ref(follower)]
+
+
+def _follower() -> ScheduleFollower:
+    if (found := _followers[0]()) is None:
+        raise RuntimeError("the offloading has ended")
+    return found
 
 
 def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001

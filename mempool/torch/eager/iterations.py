@@ -13,9 +13,12 @@ from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mempool import _core
     from mempool.torch.eager.op_footprints import Footprint
     from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.schedule_follower import ScheduleFollower
     from mempool.torch.eager.storages import StorageRecord, StorageRegistry
     from mempool.torch.eager.transfers import OffloadCounters, TransferManager
     from mempool.torch.offload.engine import Engine
@@ -35,6 +38,8 @@ class Iterations:
         footprints: see `Pattern`; shared by all iterations that follow no schedule.
         actions: the schedule's actions for each operation.
         patterns: the recurring iterations.
+        pattern: the pattern followed now or last.
+        follower: follows schedules without the mode; None: the mode sees every operation.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class Iterations:
         self._row_bytes: list[int] = []
         self.current = RecordedIteration()
         self.patterns = PatternRegistry()
-        self._pattern: Pattern | None = None
+        self.follower: ScheduleFollower | None = None
+        self.pattern: Pattern | None = None
         self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
         self._sizes_differ = self._has_warned = False
         self._rows: dict[int, StorageRecord] = {}
@@ -77,7 +83,7 @@ class Iterations:
     @property
     def schedule(self) -> OffloadSchedule | None:
         """Return the offload schedule followed now or last; None if there is none yet."""
-        return None if self._pattern is None else self._pattern.schedule
+        return None if self.pattern is None else self.pattern.schedule
 
     @property
     def reload_limit_bytes(self) -> int:
@@ -91,7 +97,7 @@ class Iterations:
     @property
     def holds_limit(self) -> bool:
         """Return whether the schedule is followed and holds the planned limit, so nothing else must leave."""
-        return self.is_following and self._pattern is not None and self._pattern.holds_limit
+        return self.is_following and self.pattern is not None and self.pattern.holds_limit
 
     @property
     def is_final(self) -> bool:
@@ -105,25 +111,27 @@ class Iterations:
         If the schedule does not hold its limit, the value is the same in all iterations: then the same
         evictions recur.
         """
-        if self._headroom is None or self._pattern is None:
+        if self._headroom is None or self.pattern is None:
             return self.limit_bytes
-        return self._pattern.limit_bytes if not self._pattern.holds_limit else self._headroom.limit_bytes
+        return self.pattern.limit_bytes if not self.pattern.holds_limit else self._headroom.limit_bytes
 
     # --- operations
 
-    def start_operation(self, func: Any, given: list[StorageRecord]) -> OperationActions | None:
-        """Make the schedule's moves before the next operation, whose argument storages are `given`.
-
-        Returns:
-            The schedule's entry for the operation; None if no schedule is followed.
-        """
+    def start_operation(self, func: Any, given: list[StorageRecord]) -> None:
+        """Make the schedule's moves before the next operation, whose argument storages are `given`."""
         at = len(self.current.functions)
         known = at < len(self.actions) and self.actions[at].function is func
-        if not known and not self._switch(func):
-            self._leave_schedule()
-            return None
-        line = self.actions[at]
-        for action, row in line.before:
+        if not known:
+            if not self._switch(func):
+                self._leave_schedule()
+                return
+            if self.follower is not None:
+                self.follower.continue_with_other()
+        self.move_before(at, given)
+
+    def move_before(self, at: int, given: Iterable[StorageRecord]) -> None:
+        """Make the moves due before operation `at`; the storages `given` stay."""
+        for action, row in self.actions[at].before:
             if (record := self._rows.get(row)) is None:
                 continue
             if action != RELOAD:
@@ -131,7 +139,6 @@ class Iterations:
                     self._transfers.release(record)
             elif self._has_room(record):  # without room, reloaded on demand
                 self._transfers.reload(record)
-        return line
 
     def _has_room(self, record: StorageRecord) -> bool:
         if self._storages.resident_bytes + record.rounded_bytes > self.reload_limit_bytes:
@@ -173,11 +180,12 @@ class Iterations:
             recording.born.append((record.number, at, record.rounded_bytes))
             touched.append(record.number << 1 | 1)
         if self.is_following:
-            self._offload_after(at, made)
+            self.move_after(at, made)
         if at + 1 >= OPTIONS.max_iteration_operations:
             self.begin()
 
-    def _offload_after(self, at: int, made: list[StorageRecord]) -> None:
+    def move_after(self, at: int, made: Iterable[StorageRecord]) -> None:
+        """Start the offloads due after operation `at`, and bind the operation's new storages to rows."""
         line, rows = self.actions[at], self._rows
         for record, row in zip(made, line.results, strict=False):
             rows[row] = record
@@ -185,8 +193,7 @@ class Iterations:
             if record.rounded_bytes != self._row_bytes[row] and not self._sizes_differ:
                 self._sizes_differ = not self._switch()
                 line = self.actions[at]
-        if self._transfers.finished_reloads:
-            self._note_finished_reloads(at)
+        self.note_finished_reloads(at)
         for row in line.dropped_copies:
             if (back := rows.get(row)) is not None:
                 self._transfers.drop_copy(back)
@@ -194,12 +201,56 @@ class Iterations:
             if (leaves := rows.get(row)) is not None:
                 self._transfers.offload(leaves, place)
 
-    def _note_finished_reloads(self, at: int) -> None:
+    def note_finished_reloads(self, at: int) -> None:
+        """Remember the reloads that operation `at` waited for."""
+        if not self._transfers.finished_reloads:
+            return
         if (schedule := self.schedule) is not None:
             for row, transfer in self._transfers.finished_reloads:
                 if (move := schedule.reload_moves.get((at, row))) is not None:
                     self._finished_reloads.append((move, transfer))
         self._transfers.finished_reloads.clear()
+
+    def skip_to(self, at: int) -> None:
+        """Record the operations up to `at` as the schedule's, without accesses: nobody saw them."""
+        recording, schedule = self.current, self.schedule
+        if schedule is not None and len(recording) < at:
+            recording.functions += schedule.functions[len(recording) : at]
+            recording.first_access += [len(recording.access_codes)] * (at - len(recording.first_access))
+
+    def restore_recording(self) -> None:
+        """Replace the recording by the schedule's up to here: the operations were the same."""
+        if (schedule := self.schedule) is None:
+            return
+        former, recorded, at = self.current, schedule.recording, len(self.current)
+        bound = {row: record.number for row, record in self._rows.items()}
+        number = {
+            other: bound[row] if row in bound else self._storages.next_number()
+            for row, other in enumerate(schedule.recorded.numbers)
+        }
+        alive = {record.number for record in list(self._storages.records.values())}
+        codes = recorded.access_codes[: (*recorded.first_access, len(recorded.access_codes))[at]]
+        births = {**recorded.argument_births, **former.argument_births}
+        self.current = RecordedIteration(
+            functions=recorded.functions[:at],
+            workspaces={k: room for k, room in recorded.workspaces.items() if k < at},
+            initial_records=former.initial_records,
+            born=[
+                *((number[other], when, room) for other, when, room in recorded.born if when < at),
+                *(one for one in former.born if one[1] >= at),
+            ],
+            argument_births={
+                k: count for k, count in births.items() if k < at or k in former.argument_births
+            },
+            access_codes=[number.get(code >> 1, -1) << 1 | code & 1 for code in codes],
+            first_access=recorded.first_access[:at],
+            deaths={
+                number[other]: min(when, at)
+                for other, when in recorded.deaths.items()
+                if other in number and number[other] not in alive
+            }
+            | former.deaths,
+        )
 
     def next_use(self, record: StorageRecord) -> int | None:
         """Return the number of operations until the next use of a storage; None if no schedule tells."""
@@ -218,9 +269,10 @@ class Iterations:
         self.current.argument_births[at] = -record.born[1]
         self.current.born.append((record.number, at, record.rounded_bytes))
         if self.is_following:
-            self._bind_record(record)
+            self.bind(record)
 
-    def _bind_record(self, record: StorageRecord) -> None:
+    def bind(self, record: StorageRecord) -> None:
+        """Bind a storage of this iteration to the row of the schedule, by the storage's birth."""
         if (schedule := self.schedule) is None or record.born is None:
             return
         if (row := schedule.recorded.born.get(record.born)) is not None:
@@ -237,15 +289,19 @@ class Iterations:
 
     def _switch(self, func: Any = None) -> bool:
         """Switch to another schedule that matches the iteration so far; return whether one exists."""
-        if (other := self.patterns.matching_prefix(self.current, func, self._pattern)) is None:
+        if self.follower is not None:
+            self.follower.take_over()
+        if (other := self.patterns.matching_prefix(self.current, func, self.pattern)) is None:
             return False
-        self._pattern, self._sizes_differ = other, False
+        self.pattern, self._sizes_differ = other, False
         self._bind_rows(other.schedule)
         self._catch_up(other.schedule)
         return True
 
     def _leave_schedule(self) -> None:
         """Leave the schedule, and wait for transfers under way: nobody would wait for them later."""
+        if self.follower is not None:
+            self.follower.take_over()
         self.is_following = False
         if self._headroom is not None:
             self._headroom.is_checked = True
@@ -255,17 +311,17 @@ class Iterations:
 
     def end(self) -> None:
         """End the current iteration and begin the next."""
-        recording, goes_on = self.current, self._followed_schedule()
+        recording, goes_on = self.current, self.is_followed
         if len(recording):
             self._counts.end_iteration()
             if not goes_on:
                 recording.marks[len(recording)] = self._engine.mark()
                 self._handle_unplanned(recording)
-            elif self._pattern is not None:
-                self._adapt_to_waits(self._pattern)
+            elif self.pattern is not None:
+                self._adapt_to_waits(self.pattern)
             self._engine.end_iteration()
-            before, self._pattern = self._pattern, self.patterns.predict_next()
-            goes_on = goes_on and before is self._pattern
+            before, self.pattern = self.pattern, self.patterns.predict_next()
+            goes_on = goes_on and before is self.pattern
         self._begin_iteration(goes_on=goes_on or not len(recording))
 
     def begin(self) -> None:
@@ -297,10 +353,12 @@ class Iterations:
         """Drop all patterns, since the detected iterations were not real ones; keep the current recording."""
         if self.schedule is not None:
             self._leave_schedule()
-        self._pattern = self._first = None
+        self.pattern = self._first = None
         self.patterns.clear()
 
-    def _followed_schedule(self) -> bool:
+    @property
+    def is_followed(self) -> bool:
+        """Return whether the iteration so far is a whole iteration that went by the schedule."""
         schedule = self.schedule
         return (
             schedule is not None
@@ -342,7 +400,7 @@ class Iterations:
         return self.limit_bytes if self._headroom is None else pattern.limit_bytes
 
     def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
-        pattern.schedule, pattern.finished_reloads = schedule, []
+        pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None
         self._stabilizer.reset()
 
     def _was_disturbed(self) -> bool:
@@ -377,7 +435,7 @@ class Iterations:
 
     def replan_lower(self, less: int) -> bool:
         """Replan, at the beginning of an iteration, for `less` bytes less; return whether that succeeded."""
-        if self._pattern is None or not self._replan_lower(self._pattern, less):
+        if self.pattern is None or not self._replan_lower(self.pattern, less):
             return False
         self._begin_iteration(goes_on=False)
         return True
@@ -396,7 +454,7 @@ class Iterations:
             if self._first is not None and not self._first.followed:
                 self.patterns.drop(self._first)
             self._first = made if self.schedule is None else None
-            self._pattern = made
+            self.pattern = made
         self.patterns.record_end(made)
 
     def _warn_of_variety(self) -> None:
@@ -444,7 +502,7 @@ class Iterations:
 
     def _bind_rows(self, schedule: OffloadSchedule | None) -> None:
         """Bind the schedule's rows to storages: to the persistent ones and to those made so far."""
-        self.footprints = self._shared_footprints if self._pattern is None else self._pattern.footprints
+        self.footprints = self._shared_footprints if self.pattern is None else self.pattern.footprints
         self.actions, self._row_bytes = (
             ([], []) if schedule is None else (schedule.actions, schedule.row_bytes)
         )

@@ -25,6 +25,7 @@ from mempool.torch.eager.op_footprints import Footprint, OpFootprints, PoolCount
 from mempool.torch.eager.operator_traits import NATIVE, PLAIN, OperatorTraits, TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
+from mempool.torch.eager.schedule_follower import ScheduleFollower
 from mempool.torch.eager.storages import (
     OFFLOADED,
     RELOADING,
@@ -72,7 +73,9 @@ class OffloadMode(TorchDispatchMode):
         headroom: headroom of the pool; None without a pool.
         traits: traits of the operations.
         unwritten: storages, by key, that an operation made and nothing has written yet.
+        follower: follows schedules without the mode; None: the mode sees every operation.
         bypass: lets operations skip the mode while nothing has to move; None: the mode sees every operation.
+        clock: number of the operation, counted over all iterations.
         relative_limit: decides the limit when the first iteration ends; None: the limit is decided.
         patches: patches that reload storages for PyTorch code that accesses memory past the dispatcher.
     """
@@ -143,11 +146,15 @@ class OffloadMode(TorchDispatchMode):
                 self._admission,
                 self.counts,
             )
+            self.iterations.follower = ScheduleFollower(
+                self, client, self.headroom, self.iterations, self._admission
+            )
+        self.follower = self.iterations.follower
         self._records = self.storages.records
         self.traits = TraitsRegistry(device.type)
         self._traits = self.traits.by_id
         self.footprints = OpFootprints(None if client is None else PoolCounters(client), alignment)
-        self._clock = 0
+        self.clock = 0
         self._optimizer: Any = None
         self._listener: Listener | None = None
         self._ended = False
@@ -191,6 +198,8 @@ class OffloadMode(TorchDispatchMode):
     def end(self) -> None:
         """Reload every storage, and stop handling operations."""
         self._ended = True
+        if self.follower is not None:
+            self.follower.stop()
         if self.bypass is not None:
             self.bypass.end()
         if self._listener is not None:
@@ -212,6 +221,8 @@ class OffloadMode(TorchDispatchMode):
         if self.bypass is not None:
             self.bypass.abandon()
             self.bypass.is_available = False
+        if self.follower is not None:
+            self.follower.stop()
         self.limit_bytes = self.eviction.limit_bytes = self.iterations.limit_bytes = UNDECIDED
         if self.headroom is not None:
             self.headroom.end()
@@ -267,8 +278,12 @@ class OffloadMode(TorchDispatchMode):
         self.marked = True
         self._stop_detection()
         self.remove_dead()
+        if self.follower is not None:
+            self.follower.take_over()
         self._is_partial = False
         self.iterations.begin()
+        if self.follower is not None:
+            self.follower.begin_iteration()
 
     def step(self) -> None:
         """End an iteration; the next iteration may begin."""
@@ -281,7 +296,7 @@ class OffloadMode(TorchDispatchMode):
         self.limit_bytes = self.eviction.limit_bytes = limit_bytes
         self.iterations.set_limit(limit_bytes)
         if self.headroom is not None:
-            self._admit(0, [])
+            self.admit(0, [])
             self.headroom.request(limit_bytes)
 
     def _end_iteration(self) -> None:
@@ -291,6 +306,8 @@ class OffloadMode(TorchDispatchMode):
         self.patches.end_iteration()
         self.unwritten = {key: record for key, record in self.unwritten.items() if record() is not None}
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
+        if self.follower is not None:
+            peak_bytes = self.follower.end_iteration(peak_bytes)
         if self._is_bypassed():
             self.counts.end_iteration()
             self.iterations.suspend()
@@ -307,6 +324,8 @@ class OffloadMode(TorchDispatchMode):
                 self._admission.update()
             if self.bypass is not None and not partial:
                 self.bypass.record_peak(peak_bytes)
+            if self.follower is not None and self._detector is None:
+                self.follower.begin_iteration()
         if self.headroom is not None:
             self.headroom.warn_of_excess()
 
@@ -329,6 +348,8 @@ class OffloadMode(TorchDispatchMode):
         values = report_values(self.counts, self.iterations.schedule)
         if self.bypass is not None:
             values["bypassed"] += self.bypass.passed
+        if self.follower is not None:
+            values["followed"] = self.follower.passed
         limit_bytes = None if self.limit_bytes == UNDECIDED else self.limit_bytes
         return {"limit_bytes": limit_bytes, **values, **beyond}
 
@@ -399,6 +420,8 @@ class OffloadMode(TorchDispatchMode):
             return self._run_bypassed(self.bypass, traits, args, kwargs)
         if traits.views:
             self._view(args)
+            if self.follower is not None:
+                self.follower.learn_view(traits)
             return traits.call(*args, **kwargs)
         result = self._run_operation(traits, args, kwargs)
         if self._detector is not None:
@@ -417,9 +440,9 @@ class OffloadMode(TorchDispatchMode):
             for storage in storages:
                 record = self._records.get(id(storage))
                 if record is not None and record() is storage:
-                    record.last = self._clock
+                    record.last = self.clock
                     if record.state in (OFFLOADED, RELOADING):
-                        self._admit(0, [record])
+                        self.admit(0, [record])
                     self.iterations.record_view(record)
 
     def _run_operation(self, traits: OperatorTraits, args: Any, kwargs: Any) -> Any:  # noqa: C901
@@ -431,17 +454,20 @@ class OffloadMode(TorchDispatchMode):
         storages, iterations, func = self.storages, self.iterations, traits.function
         if storages.dead:
             self.remove_dead()
+        if (follower := self.follower) is not None:
+            follower.synchronize()
         given, written = self._argument_records(traits, args, kwargs)
-        if self.unwritten:
+        unwritten = len(self.unwritten)
+        if unwritten:
             self._mark_written(given)
         if self._admission is not None and self._admission.due:
-            self._admission.install({record.key for record in given}, self._clock)
+            self._admission.install({record.key for record in given}, self.clock)
         at = len(iterations.current.functions)
         if iterations.is_following:
             actions = iterations.actions
             if at >= len(actions) or actions[at].function is not func or actions[at].before:
                 iterations.start_operation(func, given)
-        clock = self._clock = self._clock + 1
+        clock = self.clock = self.clock + 1
         size, all_resident = 0, True
         for record in given:
             record.last = clock
@@ -468,7 +494,7 @@ class OffloadMode(TorchDispatchMode):
             or peak > self.eviction.limit_bytes
             or (headroom is not None and needed and headroom.lacks(needed))
         ):
-            self._admit(needed, given)
+            self.admit(needed, given)
         for record in written:  # even if the operation fails half-way
             record.has_valid_copy = False
         iterations.mark_start()
@@ -481,6 +507,9 @@ class OffloadMode(TorchDispatchMode):
             for record in (*given, *made):
                 record.movable = False
         iterations.end_operation(func, given, written, made)
+        if follower is not None:
+            follower.learn(traits, at, footprint, passes=len(self.unwritten) == unwritten)
+            follower.advance()
         return result
 
     def _perform(
@@ -546,10 +575,10 @@ class OffloadMode(TorchDispatchMode):
             return
         self._is_partial = True
         for tensor in self.bypass.close():
-            self._clock += 1
+            self.clock += 1
             for plain, storage in storages_in(tensor):
                 if (record := self.record_of(plain, storage)) is not None:
-                    record.last = self._clock
+                    record.last = self.clock
                     self._mark_written([record])
                     if record.state == RESIDENT and bytes_of(storage) != record.size:
                         self.storages.resize_record(record, bytes_of(storage))
@@ -601,11 +630,11 @@ class OffloadMode(TorchDispatchMode):
                 del self.unwritten[record.key]
                 record.pins -= 1
 
-    def _admit(self, needed: int, given: list[StorageRecord]) -> None:
+    def admit(self, needed: int, given: list[StorageRecord]) -> None:
         """Reload the arguments of an operation, and make room for `needed` bytes of results."""
         if self.storages.dead:
             self.remove_dead()
-        self.eviction.admit(needed, given, self._clock, ahead=not self.iterations.is_following)
+        self.eviction.admit(needed, given, self.clock, ahead=not self.iterations.is_following)
 
     def _can_retry(self, traits: OperatorTraits, given: list[StorageRecord]) -> bool:
         """Return whether an operation that ran out of memory may be retried, after evicting other storages.
@@ -620,7 +649,7 @@ class OffloadMode(TorchDispatchMode):
             return False
         if self._is_bypassed():
             self.close_bypass()
-        return self.eviction.clear({record.key for record in given}, self._clock)
+        return self.eviction.clear({record.key for record in given}, self.clock)
 
     def _argument_records(
         self, traits: OperatorTraits, args: Any, kwargs: Any
@@ -673,7 +702,9 @@ class OffloadMode(TorchDispatchMode):
         """Return the record of a storage; register an unknown storage first."""
         record = self._records.get(id(storage))
         if record is None or record() is not storage:
-            record = self.storages.register(tensor, storage, None, self._clock)
+            if self.follower is not None and self.follower.adopt(tensor, storage):
+                return self.storages.find(storage)
+            record = self.storages.register(tensor, storage, None, self.clock)
             if record is not None:
                 self.iterations.record_argument(record)
         return record
@@ -686,7 +717,7 @@ class OffloadMode(TorchDispatchMode):
         for plain, storage in storages_in(result):
             record = records.get(id(storage))
             if record is None or record() is not storage:
-                record = register(plain, storage, (at, len(made)), self._clock)
+                record = register(plain, storage, (at, len(made)), self.clock)
                 if record is not None:
                     made.append(record)
         return made

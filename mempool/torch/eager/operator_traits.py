@@ -66,9 +66,14 @@ class OperatorTraits:
         plain: no argument is a tensor, only numbers and the like.
         may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
             the result size, and the schema declares all memory accesses.
+        may_be_followed: whether the operation may skip the mode where a schedule expects it: as `may_pass`,
+            but results are written, and marks of the profiler may pass.
     """
 
-    __slots__ = ("arguments", "asks", "call", "effects", "function", "may_pass", "plain", "views", "whole")
+    __slots__ = (
+        "arguments", "asks", "call", "effects", "function", "may_be_followed", "may_pass", "plain",
+        "views", "whole",
+    )  # fmt: skip
 
     def __init__(self, function: Any, device: str) -> None:
         """Compute the traits of a function on a kind of device such as ``cpu``."""
@@ -91,6 +96,7 @@ class OperatorTraits:
             and not (schema is None or any(one.is_out for one in schema.arguments))
             and not is_overridden(operation)
         )
+        self.may_be_followed = (self.may_pass and self.effects is None) or _namespace(operation) == "profiler"
 
     @property
     def writes(self) -> bool:

@@ -13,6 +13,7 @@ from mempool.torch.offload.options import OPTIONS
 if TYPE_CHECKING:
     from mempool.torch.eager.op_footprints import Footprint
     from mempool.torch.eager.recorded_iteration import RecordedStep
+    from mempool.torch.eager.schedule_follower import ExpectedOperations
     from mempool.torch.offload.host_placement import HostCopies
     from solvers.swap import PlannedSchedule
 
@@ -143,6 +144,7 @@ class Pattern:
         limit_bytes: limit for which the moves were planned, bytes.
         lower_limits: how often the moves were replanned for a lower limit.
         finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
+        expected: the operations as the interposer expects them; None until they are learned.
     """
 
     schedule: OffloadSchedule
@@ -152,6 +154,7 @@ class Pattern:
     lower_limits: int = 0
     footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)
     finished_reloads: list[tuple[int, Any]] = field(default_factory=list)
+    expected: ExpectedOperations | None = None
 
     @property
     def holds_limit(self) -> bool:

@@ -28,6 +28,7 @@ class PoolHeadroom:
         limit_bytes: most bytes that the pool holds; above the requested limit if that cannot be held.
         holds_arena: whether the pool has any arena.
         is_checked: whether to ask the pool; False while an iteration goes by the pool's plan.
+        is_followed: whether storages are made that nobody registers at once.
         foreign_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
     """
 
@@ -36,7 +37,7 @@ class PoolHeadroom:
         self._client, self._pool = client, client.pool
         self._storages = storages
         self.limit_bytes = self._requested_bytes = limit_bytes
-        self.serves_schedule = self.holds_arena = False
+        self.serves_schedule = self.holds_arena = self.is_followed = False
         self.is_checked = True
         self.foreign_bytes = 0
         self._pool.set_budget(limit_bytes)
@@ -58,7 +59,8 @@ class PoolHeadroom:
     def begin(self, *, by_plan: bool) -> None:
         """Begin an iteration, or a phase with a new arena; with ``by_plan``, only the plan moves storages."""
         self.is_checked = not (self.serves_schedule and by_plan)
-        self.foreign_bytes = 0
+        if not self.is_followed:
+            self.foreign_bytes = 0
         self._misses_before = 0 if self.is_checked else self._misses()
 
     def lacks(self, more: int) -> bool:
@@ -89,7 +91,7 @@ class PoolHeadroom:
         """Return the bytes that operations may still allocate."""
         storages = self._storages
         room: int = self._pool.room()
-        if not self.holds_arena:
+        if not (self.holds_arena or self.is_followed):
             beside = self.limit_bytes - room - storages.resident_bytes + storages.foreign_bytes
             self.foreign_bytes = max(self.foreign_bytes, beside)
         return room - storages.foreign_bytes

@@ -146,6 +146,11 @@ class StorageRegistry:
         self.foreign_bytes += outside
         return record
 
+    def next_number(self) -> int:
+        """Return the serial number of a storage that ended before it was met."""
+        self._numbers += 1
+        return self._numbers - 1
+
     def set_resident(self, record: StorageRecord, state: int) -> None:
         """Set the state of a storage, and count its device memory accordingly."""
         more = (record.state == OFFLOADED) - (state == OFFLOADED)

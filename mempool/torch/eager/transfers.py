@@ -68,7 +68,7 @@ class TransferManager:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
             self._forget_stale_copies()
-            if record.state != RESIDENT or record.has_valid_copy or not self._may_offload(record):
+            if record.state != RESIDENT or self._has_valid_copy(record) or not self._may_offload(record):
                 return
             self._free_copy(record)
             try:
@@ -79,8 +79,17 @@ class TransferManager:
                 self._counts.host_full += 1
                 return
             self._in_flight[record.number] = record
+            interposer.watch(record())
             record.state, record.has_valid_copy = OFFLOADING, True
             self._counts.out_bytes += record.size
+
+    def _has_valid_copy(self, record: StorageRecord) -> bool:
+        """Return whether no operation wrote to a resident storage since the copy was started."""
+        storage = record()
+        record.has_valid_copy = (
+            record.has_valid_copy and storage is not None and interposer.is_watched(storage)
+        )
+        return record.has_valid_copy
 
     def _forget_stale_copies(self) -> None:
         """Count all host copies as stale after an operation that nobody saw and that may have written."""
@@ -123,7 +132,7 @@ class TransferManager:
         with self.lock:
             self.wait(record)
             self._forget_stale_copies()
-            if record.state != RESIDENT or not self._may_offload(record) or not record.has_valid_copy:
+            if record.state != RESIDENT or not self._may_offload(record) or not self._has_valid_copy(record):
                 return
             self._engine.fence()
             self._storages.set_resident(record, OFFLOADED)

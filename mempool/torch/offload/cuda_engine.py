@@ -20,19 +20,21 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import _DisableTorchDispatch
 
+from mempool._core import CudaCopies
+from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.torch.offload.engine import HostFullError
-from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.link import SIZES, measure
 from mempool.torch.offload.options import OPTIONS
 from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from solvers.swap import Link
@@ -45,7 +47,6 @@ class ArenaCopy:
     Attributes:
         size: bytes.
         at: offset in the arena.
-        data: the bytes.
         filled_by: the offload into the copy.
         read_by: the last reload from the copy; earlier reloads end before.
         dropped: whether the copy is no longer wanted.
@@ -53,10 +54,25 @@ class ArenaCopy:
 
     size: int
     at: int
-    data: torch.Tensor
     filled_by: CudaTransfer | None = None
     read_by: CudaTransfer | None = None
     dropped: bool = False
+
+
+class DeviceBytes(NamedTuple):
+    """Memory on the device, kept alive by its owner.
+
+    Attributes:
+        owner: a storage, or a tensor.
+        address: address of the first byte.
+        size: bytes.
+        device: the device.
+    """
+
+    owner: Any
+    address: int
+    size: int
+    device: torch.device
 
 
 @dataclass(eq=False)
@@ -72,7 +88,7 @@ class CudaTransfer:
 
     size: int
     ended: Any
-    data: torch.Tensor | None
+    data: DeviceBytes | None
     waits: list[tuple[Any, Any]] = field(default_factory=list)
 
 
@@ -135,7 +151,7 @@ class CudaEngine:
             self._leave_captured_streams()
         if stream not in self._streams and not self._runtime.capturing():
             for other in (self._out, self._in, *self._streams):
-                stream.wait_event(self._runtime.event(other))
+                self._runtime.order(stream, self._runtime.event(other))
             self._streams[stream] = None
         return stream
 
@@ -149,7 +165,9 @@ class CudaEngine:
         """See `Engine`."""
         if self._process != os.getpid():
             return None
-        return torch.cuda.current_stream() if self._runtime is None else self._runtime.current()
+        if self._runtime is not None:
+            return self._runtime.current()
+        return torch.cuda.current_stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """See `Engine`."""
@@ -165,7 +183,7 @@ class CudaEngine:
                 self._current_stream()
                 self.fence()
                 for stream, copies in itertools.product(self._streams, (self._out, self._in)):
-                    copies.wait_event(self._runtime.event(stream))
+                    self._runtime.order(copies, self._runtime.event(stream))
                 self._streams.pop(self._runtime.current(), None)
             self._captures += 1
 
@@ -193,16 +211,16 @@ class CudaEngine:
 
     # --- copies
 
-    def bytes_of(self, storage: Any) -> torch.Tensor:
-        """See `Engine`; uint8[n]."""
-        with hidden_from_program():
-            return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    def bytes_of(self, storage: Any) -> DeviceBytes:
+        """See `Engine`."""
+        address = torch._C.StorageBase.data_ptr(storage)
+        return DeviceBytes(storage, address, torch._C.StorageBase.nbytes(storage), storage.device)
 
     def address(self, copy: Any) -> int:
         """See `Engine`; kernels may read the memory at this address."""
         return self._arena.address + int(copy.at)
 
-    def offload(self, data: torch.Tensor, at: int = -1) -> tuple[ArenaCopy, CudaTransfer]:
+    def offload(self, data: torch.Tensor | DeviceBytes, at: int = -1) -> tuple[ArenaCopy, CudaTransfer]:
         """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
 
         Raises:
@@ -214,18 +232,18 @@ class CudaEngine:
             self._current_stream()
             if self._runtime.capturing():
                 raise HostFullError("nothing leaves the GPU while a graph is captured")
+            data = _device_bytes(data)
             if data.device != self._device:
                 raise HostFullError(f"what lies on {data.device} does not leave {self._device}")
             self._release_finished()
-            at = self._allocate(data.numel(), at)
-            copied = ArenaCopy(data.numel(), at, self._arena.data(at, data.numel()))
-            for stream in self._streams:
-                self._out.wait_event(self._runtime.event(stream))
-            self._runtime.copy(self._out, copied.data, data)
-            copied.filled_by = self._track(self._out, data)
+            copied = ArenaCopy(data.size, self._allocate(data.size, at))
+            ended = self._runtime.copy(
+                self._out, self.address(copied), data.address, data.size, self._streams
+            )
+            copied.filled_by = self._track(self._out, data, ended)
             return copied, copied.filled_by
 
-    def reload(self, copy: Any, data: torch.Tensor) -> CudaTransfer:
+    def reload(self, copy: Any, data: torch.Tensor | DeviceBytes) -> CudaTransfer:
         """See `Engine`.
 
         Raises:
@@ -235,14 +253,16 @@ class CudaEngine:
             self.check_reload()
             stream = self._current_stream()
             self._release_finished()
-            self._in.wait_event(self._runtime.event(stream))
-            self._in.wait_event(copy.filled_by.ended)
-            self._runtime.copy(self._in, data, copy.data)
-            copy.read_by = flight = self._track(self._in, data)
+            data = _device_bytes(data)
+            filled = copy.filled_by.ended
+            ended = self._runtime.copy(
+                self._in, data.address, self.address(copy), data.size, (stream,), (filled,)
+            )
+            copy.read_by = flight = self._track(self._in, data, ended)
             return flight
 
-    def _track(self, stream: Any, data: torch.Tensor) -> CudaTransfer:
-        flight = CudaTransfer(len(data), self._runtime.event(stream), data)
+    def _track(self, stream: Any, data: DeviceBytes, ended: Any) -> CudaTransfer:
+        flight = CudaTransfer(data.size, ended, data)
         self._in_flight[stream is self._in].append(flight)
         return flight
 
@@ -253,7 +273,7 @@ class CudaEngine:
                 stream = self._current_stream()
                 before = self._runtime.event(stream, timing=True)
                 for other in self._streams:
-                    other.wait_event(transfer.ended)
+                    self._runtime.order(other, transfer.ended)
                 times = before, self._runtime.event(stream, timing=True)
                 transfer.waits.append(times)
                 self._waits.append(times)
@@ -269,7 +289,7 @@ class CudaEngine:
             if len(self._streams) > 1:
                 events = [self._runtime.event(stream) for stream in self._streams]
                 for stream, event in itertools.product(self._streams, events):
-                    stream.wait_event(event)
+                    self._runtime.order(stream, event)
 
     def _release_finished(self) -> None:
         """Release the data of ended copies that nobody waited for."""
@@ -318,7 +338,7 @@ class CudaEngine:
                 kept.append(copy)
                 continue
             for transfer in running:
-                self._out.wait_event(transfer.ended)
+                self._runtime.order(self._out, transfer.ended)
             self._arena.release(copy.at, copy.size)
         self._dropped = kept
 
@@ -400,6 +420,8 @@ class CudaRuntime:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._copies = CudaCopies(DRIVER)
+        self._known: dict[Any, Any] = {}  # streams by PyTorch's name of them
 
     def stream(self) -> Any:
         """Create a stream."""
@@ -407,10 +429,17 @@ class CudaRuntime:
 
     def current(self) -> Any:
         """Return the stream on which this thread's operations run now."""
-        return torch.cuda.current_stream(self._device)
+        if self._device.index is None:
+            return torch.cuda.current_stream(self._device)
+        named = torch._C._cuda_getCurrentStream(self._device.index)  # much faster than a new object
+        if (stream := self._known.get(named)) is None:
+            stream = self._known[named] = torch.cuda.current_stream(self._device)
+        return stream
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which this thread's operations run on a stream."""
+        if stream == self.current():
+            return contextlib.nullcontext()
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
@@ -426,15 +455,42 @@ class CudaRuntime:
             return self.capturing()
 
     def event(self, stream: Any, *, timing: bool = False) -> Any:
-        """Return an event recorded after the stream's work so far."""
-        event = torch.cuda.Event(enable_timing=timing)
+        """Return an event recorded after the stream's work so far; only events with timing have times."""
+        if not timing:
+            with self._here():
+                return self._copies.record(stream.cuda_stream)
+        event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
 
-    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy on a stream; the host's side is page-locked."""
-        with hidden_from_program(), torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+    def order(self, stream: Any, event: Any) -> None:
+        """Let later work of a stream wait for an event without timing."""
+        event.order_before(stream.cuda_stream)
+
+    def copy(
+        self,
+        stream: Any,
+        target: int,
+        source: int,
+        size: int,
+        after: Iterable[Any] = (),
+        events: Iterable[Any] = (),
+    ) -> Any:
+        """Enqueue a copy of `size` bytes between two addresses; the host's side is page-locked.
+
+        The copy follows the work so far of the streams `after`, and `events`. Returns the event after it.
+        """
+        with self._here():
+            return self._copies.copy(
+                stream.cuda_stream, target, source, size, [one.cuda_stream for one in after], list(events)
+            )
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Return a context in which the device is this thread's current one."""
+        if torch._C._cuda_getDevice() == self._device.index:
+            return contextlib.nullcontext()
+        context: AbstractContextManager[Any] = torch.cuda.device(self._device)
+        return context
 
     def data(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""
@@ -443,6 +499,14 @@ class CudaRuntime:
     def locked(self, size: int) -> PinnedMemory:
         """Reserve host addresses for `size` bytes, none of them page-locked yet."""
         return PinnedMemory(size, self._device)
+
+
+def _device_bytes(data: torch.Tensor | DeviceBytes) -> DeviceBytes:
+    if isinstance(data, DeviceBytes):
+        return data
+    return DeviceBytes(
+        data, torch._C.TensorBase.data_ptr(data), data.numel() * data.element_size(), data.device
+    )
 
 
 def _seconds_between(pairs: list[tuple[Any, Any]]) -> float:
@@ -473,8 +537,9 @@ class _TimedCopies:
         asked = [(self._streams[0], there[:size], here[:size])] * out
         asked += [(self._streams[1], here[half : half + size], there[half : half + size])] * back
         begins = [self._runtime.event(stream, timing=True) for stream, _, _ in asked]
+        address = torch._C.TensorBase.data_ptr
         for stream, target, source in asked:
-            self._runtime.copy(stream, target, source)
+            self._runtime.copy(stream, address(target), address(source), size)
         ends = [self._runtime.event(stream, timing=True) for stream, _, _ in asked]
         return max(_seconds_between([pair]) for pair in itertools.product(begins, ends))
 

@@ -121,10 +121,6 @@ class PinnedArena:
         part = bisect_right(self._begins, at) - 1
         self._parts[part].release(at - self._begins[part], size)
 
-    def data(self, at: int, size: int) -> torch.Tensor:
-        """Return taken bytes as uint8[size]."""
-        return self._memory.data(at, size)
-
     def close(self) -> None:
         """Unlock the whole arena."""
         self._memory.close()

@@ -1,22 +1,38 @@
-"""Packed content of a page: faithful and bounded, with all text of a trace inside."""
+"""Contents of a page: columns, notes, views and timelines."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shown import Packed, four_buffers
+from swap_steps import links, one_move, schedules, step_from, steps
 
-from mempool.show import content, scene_of
+from mempool.show import content, perfetto, scene_of, swap_scene, write_perfetto
+from mempool.show.annotations import annotations_of
 from mempool.show.packed_columns import Packer, clean
-from mempool.show.thinning import density_of_small_pieces
-from traces import Buffers, Trace
+from mempool.show.thinning import density_of_small_pieces, load_of
+from mempool.show.timeline import timeline_of
+from mempool.show.view import recorded_view
+from solvers import Plan, PlanError, Status, load_curve, peak_load
+from solvers.packing.arenas import arenas_of
+from solvers.packing.plan import stride_of
+from solvers.swap import Link, Schedule, Step, replay
+from traces import Buffers, EventType, Trace, buffers_of
+from traces.trace import RANGE_BEGIN, RANGE_END
 
 if TYPE_CHECKING:
-    from mempool.show import Scene
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from mempool.show import Scene, Timeline, View
+
 
 NUMBERS = st.lists(st.integers(-1, 2**62), max_size=30)
 
@@ -110,3 +126,424 @@ def test_nothing_to_draw_is_a_page_too(buffers: Buffers) -> None:
     text, counts = content.content_of(scene_of(buffers))
     assert counts == {"pieces": 0, "drawn": 0}
     assert Packed(text).said["timelines"][0]["load"]["peak"] == [0, 0]
+
+
+A, F, MARK, RESERVE, REFUSED = (
+    EventType.ALLOC,
+    EventType.FREE,
+    EventType.MARK,
+    EventType.RESERVE,
+    EventType.REFUSED,
+)
+NAMES = (RANGE_BEGIN, RANGE_END, "forward", "layer", "step")
+
+
+def marks(*rows: tuple[int, int]) -> Trace:
+    """Marks of (category, operation), as indices into NAMES."""
+    category, operation = zip(*rows, strict=True)
+    return Trace.of([MARK] * len(rows), -1, category=category, operation=operation, names=NAMES)
+
+
+def test_nested_ranges_have_increasing_depth() -> None:
+    notes = annotations_of(marks((0, 2), (0, 3), (1, 3), (0, 3), (1, 3), (1, 2)), None)
+    ranges = zip(notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist(), strict=True)
+    assert list(ranges) == [(0, 5, 0), (1, 2, 1), (3, 4, 1)]
+    assert [NAMES[k] for k in notes.range_name] == ["forward", "layer", "layer"]
+    assert len(notes.mark) == 0
+
+
+def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
+    notes = annotations_of(marks((1, 3), (0, 2), (0, 3)), None)
+    assert (notes.begin.tolist(), notes.end.tolist(), notes.depth.tolist()) == ([1, 2], [3, 3], [0, 1])
+
+
+def ran_out(**more: Any) -> Trace:
+    """Two devices with a buffer each, and refused requests of 900, 800 and 70 bytes."""
+    columns: dict[str, Any] = {
+        "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
+        "size": [100, 400, 900, 800, 70], "device": [0, 1, 0, 1, 0], "address": [0, 0, -1, -1, -1],
+        "stack": [2, -1, 3, -1, 2], "frame": [0, -1, 1, -1, 0],
+        "names": ("a.py:1", "b.py:2", "a.py:1 f\nmain.py:9 main", "b.py:2 g\nmain.py:9 main"),
+        "metadata": {"refused.device_free": "11,-1,12"},
+    }  # fmt: skip
+    return Trace.of(**columns | more)
+
+
+def test_refused_requests_belong_to_their_device() -> None:
+    first, second = scene_of(ran_out()).timelines
+    assert (first.annotations.refused.tolist(), first.annotations.asked.tolist()) == ([1, 2], [900, 70])
+    assert (first.annotations.free.tolist(), second.annotations.free.tolist()) == ([11, 12], [-1])
+    assert second.annotations.asked.tolist() == [800]
+
+
+def test_stacks_are_packed_once_each_and_only_when_asked_for() -> None:
+    scene = scene_of(ran_out())
+    assert "main.py:9" not in str(Packed(content.content_of(scene)[0]).said)
+    back = Packed(content.content_of(scene, frames=True)[0])
+    refused = back.said["timelines"][0]["notes"]["refused"]
+    stack = refused["stack"]
+    assert sorted(stack["names"]) == ["a.py:1 f", "b.py:2 g", "main.py:9 main"]
+    depth, lines = back.column(stack["depth"]), back.column(stack["lines"])
+    table = [[stack["names"][k] for k in part] for part in np.split(lines, np.cumsum(depth)[:-1])]
+    shown = [table[k] for k in back.column(stack["of"]).tolist()]
+    assert shown == [["b.py:2 g", "main.py:9 main"], ["a.py:1 f", "main.py:9 main"]]
+    assert back.said["timelines"][1]["stack"] is None
+
+
+def test_deep_and_many_stacks_make_no_huge_page() -> None:
+    count = 3_000
+    names = ["\n".join(f"{k}_{depth}.py:1 f" * 20 for depth in range(500)) for k in range(count)]
+    trace = Trace.of([A] * count, np.arange(count), 1, stack=np.arange(count), names=names)
+    text = content.content_of(scene_of(trace), frames=True)[0]
+    assert len(text) < 25_000_000
+    stack = Packed(text).said["timelines"][0]["stack"]
+    assert max(Packed(text).column(stack["depth"])) == 300
+
+
+def test_excess_notes_are_reduced_to_the_largest() -> None:
+    count = 20_000
+    trace = Trace.of([REFUSED] * count, -1, np.arange(count))
+    back = Packed(content.content_of(scene_of(trace))[0])
+    refused = back.said["timelines"][0]["notes"]["refused"]
+    assert refused["count"] == count
+    assert back.column(refused["asked"]).tolist() == list(range(15_000, 20_000))
+
+
+WINDOW = {"history.0": "window", "live_before.0": "300", "reserved_before.0": "1000"}
+
+
+def cut(metadata: dict[str, str]) -> Trace:
+    """A trace with a segment and two buffers of 300 bytes from before."""
+    return Trace.of(
+        [RESERVE, A, A, A, F], [-1, 0, 1, 2, 0], [1000, 100, 200, 50, 0], address=[0, 0, 100, 300, -1],
+        metadata=metadata,
+    )  # fmt: skip
+
+
+def test_memory_from_before_the_recording_is_drawn_from_its_beginning() -> None:
+    """No ramp is drawn, since the order is unknown. A whole history begins with the first event."""
+    scene = scene_of(cut(WINDOW))
+    (timeline,), (view,) = scene.timelines, scene.views
+    assert (timeline.start.tolist(), timeline.end.tolist()) == ([3, 3, 3], [4, 5, 5])
+    assert view.segments.start.tolist() == [3]
+    assert (timeline.since, timeline.still) == (3, False)
+    assert timeline.caveats[0].startswith("the first events are lost: 300 B were live, 1000 B reserved")
+    whole = scene_of(cut({"history.0": "whole"})).timelines[0]
+    assert (whole.start.tolist(), whole.since, whole.caveats) == ([1, 2, 3], 0, ())
+
+
+def test_state_without_a_history_draws_the_end_only() -> None:
+    trace = cut(WINDOW | {"history.0": "absent"})[:4]
+    scene = scene_of(trace)
+    (timeline,), (view,) = scene.timelines, scene.views
+    assert set(timeline.start.tolist()) == {3}
+    assert set(timeline.end.tolist()) == {4}
+    assert (view.segments.start.tolist(), view.segments.end.tolist()) == ([3], [4])
+    assert (timeline.still, scene.picture) == (True, "addresses")
+    assert "only the state at the end is known" in timeline.caveats[0]
+    with pytest.raises(ValueError, match="none were recorded"):
+        scene_of(trace, allocators=["first_fit"])
+
+
+ROWS = st.lists(
+    st.tuples(st.one_of(st.integers(0, 2**62), st.integers(-1, 10**4)), st.integers(1, 2**40)), max_size=12
+)
+
+
+@given(ROWS)
+def test_drawn_address_maps_back_to_the_real_address(rows: list[tuple[int, int]]) -> None:
+    """The region below a drawn address gives the real address, and nothing is drawn above the top."""
+    address = np.array([row[0] for row in rows], np.int64)
+    size = np.array([row[1] for row in rows], np.int64)
+    timeline = timeline_of(Buffers.of(np.zeros(len(rows), np.int64), 1, size), "")
+    view = recorded_view("", 0, timeline, address)
+    drawn, real = view.regions
+    for at, low in zip(view.address.tolist(), address[timeline.owner].tolist(), strict=True):
+        if low < 0:
+            assert at == -1
+            continue
+        region = int(np.searchsorted(drawn, at, side="right")) - 1
+        assert at - int(drawn[region]) + int(real[region]) == low
+    ends = view.address + timeline.size[timeline.owner]
+    assert ends[view.address >= 0].max(initial=0) <= view.top
+
+
+def test_large_hole_between_addresses_is_left_out() -> None:
+    timeline = timeline_of(Buffers.of([0, 0], [1, 1], [100, 50]), "")
+    view = recorded_view("", 0, timeline, np.array([2**41, 2**40]))
+    assert sorted(view.address.tolist()) == [0, 50]
+    assert view.top == 150
+
+
+@pytest.mark.parametrize("sizes", [(2**62, 2**62), (2**61, 2**61 + 1)])
+def test_byte_sums_beyond_the_address_space_are_an_error(sizes: tuple[int, int]) -> None:
+    """Sums over a file never wrap around: neither of segment sizes nor of segment addresses."""
+    trace = Trace.of(
+        [EventType.ALLOC, EventType.RESERVE, EventType.RESERVE],
+        [0, -1, -1],
+        [1, *sizes],
+        address=[0, 2**61, 2**62 + 2**61],
+    )
+    with pytest.raises(ValueError, match=r"more than 2\*\*62"):
+        scene_of(trace)
+
+
+def test_several_arenas_are_stacked() -> None:
+    buffers = Buffers.of([0, 0], [1, 1], [60, 40])
+    capacities = (64, 128)
+    arenas_of(capacities)
+    offset = np.array([[0], [stride_of(capacities) + 8]])
+    plan = Plan(offset, 108, 100, Status.FEASIBLE, "", 0, 0.0, "", arenas=capacities)
+    (view,) = scene_of(buffers, plan=plan).views
+    assert (view.address.tolist(), view.top) == ([0, 72], 192)
+
+
+def test_each_iteration_uses_its_own_column() -> None:
+    """A buffer longer than the period alternates between two addresses."""
+    buffers = Buffers.of([0], [8], [10], period=5)
+    plan = Plan(np.array([[0, 10]]), 20, 20, Status.OPTIMAL, "", 0, 0.0, "", period=5)
+    scene = scene_of(buffers, plan=plan)
+    (view,), (timeline,) = scene.views, scene.timelines
+    for iteration, address in zip(timeline.iteration.tolist(), view.address.tolist(), strict=True):
+        assert address == 10 * (iteration % 2)
+
+
+def test_every_device_has_a_timeline() -> None:
+    trace = four_buffers(device=[0, 1, 0, 0, 1, 1, 0, 1])
+    scene = scene_of(trace)
+    assert [timeline.title for timeline in scene.timelines] == ["device 0", "device 1"]
+    assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("recorded", 1)]
+
+
+def test_trace_without_addresses_gets_a_plan() -> None:
+    (view,) = scene_of(four_buffers(address=-1)).views
+    assert (view.title, view.offsets) == ("planned, greedy", True)
+    assert (view.address >= 0).all()
+
+
+def test_plan_of_the_traces_own_buffers_shares_its_timeline() -> None:
+    from solvers import solve
+    from traces import buffers_of
+
+    trace = four_buffers()
+    scene = scene_of(trace, plan=solve(buffers_of(trace), solver="greedy"))
+    assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("plan", 0)]
+
+
+LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 99)), max_size=20)
+
+
+@given(LINES)
+def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int]]) -> None:
+    start = np.array([row[0] for row in rows], np.int64)
+    buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
+    times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
+    theirs = load_curve(buffers)
+    for time in range(62):
+        assert _at(times, loads, time) == _at(*theirs, time)
+    assert peak == peak_load(buffers)
+    assert _at(times, loads, when) == peak
+
+
+def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
+    at = int(np.searchsorted(times, time, side="right")) - 1
+    return int(loads[at]) if at >= 0 else 0
+
+
+def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
+    rng = np.random.default_rng(0)
+    start = np.arange(100_000)
+    buffers = Buffers.of(start, start + rng.integers(1, 500, 100_000), rng.integers(1, 10**6, 100_000))
+    times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
+    assert len(times) < 10_000
+    assert (peak, peak) == (peak_load(buffers), loads.max())
+    assert loads[times == when] == peak
+
+
+def test_gap_of_a_buffer_is_not_drawn() -> None:
+    buffers = Buffers.of([0], [10], [5], gaps=[(0, 3, 6)])
+    timeline = timeline_of(buffers, "")
+    assert (timeline.start.tolist(), timeline.end.tolist()) == ([0, 6], [3, 10])
+    assert timeline.owner.tolist() == [0, 0]
+
+
+def test_circle_is_drawn_in_the_steady_state() -> None:
+    """One iteration more than the repetition of addresses, with the buffers of earlier iterations."""
+    buffers = Buffers.of([1, 5], [4, 14], [10, 20], period=6)
+    timeline = timeline_of(buffers, "", columns=2)
+    drawn = list(zip(timeline.owner.tolist(), timeline.start.tolist(), timeline.end.tolist(), strict=True))
+    of_second = sorted((start, end) for owner, start, end in drawn if owner == 1)
+    assert of_second == [(0, 2), (0, 8), (5, 14), (11, 18), (17, 18)]
+    assert sorted((s, e) for owner, s, e in drawn if owner == 0) == [(1, 4), (7, 10), (13, 16)]
+    assert load_of(timeline)[2][1] == peak_load(buffers)
+
+
+def test_persistent_buffers_are_counted_but_not_drawn() -> None:
+    buffers = Buffers.of([0, 0], [9, 9], [5, 7], persistent=[True, False])
+    timeline = timeline_of(buffers, "")
+    assert (timeline.persistent, timeline.owner.tolist()) == ((1, 5), [1])
+
+
+def test_timeline_clock_equals_the_clock_of_the_trace() -> None:
+    trace = four_buffers()
+    clock = timeline_of(buffers_of(trace), "", trace=trace).clock
+    assert clock is not None
+    assert clock.tolist() == [list(range(8)), list(range(0, 8_000_000, 1_000_000))]
+    still = four_buffers(time_ns=0)
+    assert timeline_of(buffers_of(still), "", trace=still).clock is None
+
+
+LINK = Link(0.0, 1.0, 0.0, 1.0)
+
+
+@st.composite
+def moving(draw: st.DrawFn) -> tuple[Step, Link, Schedule]:
+    """A step with a schedule of at least one move."""
+    step = draw(steps())
+    schedule = draw(schedules(step).filter(len))
+    return step, draw(links()), schedule
+
+
+def scene(given_: tuple[Step, Link, Schedule]) -> Scene:
+    return swap_scene(*given_)
+
+
+@given(moving())
+def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
+    step, k = one[0], len(one[0])
+    timeline = scene(one).timelines[0]
+    turns = -(-int(timeline.end.max()) // k)
+    times, loads, _ = load_of(timeline)
+    drawn = at(times, loads, turns * k)
+    assert drawn == replay(*one).load.tolist() * turns
+    assert timeline.before is not None
+    assert at(timeline.before[0], timeline.before[1], turns * k) == step.load.tolist() * turns
+
+
+def at(times: NDArray[np.int64], loads: NDArray[np.int64], count: int) -> list[int]:
+    """The load at each time."""
+    where = np.searchsorted(times, np.arange(count), side="right") - 1
+    drawn: list[int] = np.where(where < 0, 0, loads[np.maximum(where, 0)]).tolist()
+    return drawn
+
+
+@given(moving())
+def test_each_absence_lies_between_two_rectangles_of_its_buffer(one: tuple[Step, Link, Schedule]) -> None:
+    """Both rectangles are drawn; an absence within the first turn appears in every turn."""
+    made = scene(one)
+    timeline, view = made.timelines[0], made.views[0]
+    moved = view.moved
+    assert moved is not None
+    turns = -(-int(timeline.end.max()) // len(one[0]))
+    most = turns * len(one[0])
+    pieces = ends(timeline, view, timeline.start) | ends(timeline, view, -timeline.end)
+    for k in range(len(moved.row)):
+        row = int(moved.row[k])
+        assert moved.out[k] <= moved.gone[k] <= moved.back[k] <= moved.use[k] <= most
+        if 0 < moved.gone[k] < most:
+            assert (row, -int(moved.gone[k]), int(moved.left[k])) in pieces
+        if 0 < moved.back[k] < most:
+            assert (row, int(moved.back[k]), int(moved.found[k])) in pieces
+    within = (one[2].use < len(one[0])).sum()
+    assert len(moved.row) >= within * turns
+
+
+def ends(timeline: Timeline, view: View, edge: NDArray[np.int64]) -> set[tuple[int, ...]]:
+    """Buffer, edge and address of each piece."""
+    return set(zip(timeline.owner.tolist(), edge.tolist(), view.address.tolist(), strict=True))
+
+
+@given(moving())
+def test_page_holds_the_moves_and_the_clock_of_a_swap_scene(one: tuple[Step, Link, Schedule]) -> None:
+    back = Packed(content.content_of(scene(one))[0])
+    view, timeline = back.said["views"][0], back.said["timelines"][0]
+    assert timeline["ticks"] == "operations"
+    assert len(back.column(view["moved"]["row"])) > 0
+    assert back.said["views"][1]["moved"] is None
+    assert (np.diff(back.column(timeline["clock"][1])) >= 0).all()
+
+
+def test_invalid_and_empty_schedules_are_refused() -> None:
+    step = step_from([1.0] * 4, [(8, [(0, True), (3, False)])])
+    wrong = one_move((0, 0, 0, 1, 3, 3), copied=False)
+    with pytest.raises(PlanError, match="host has no copy"):
+        swap_scene(step, LINK, wrong)
+    with pytest.raises(PlanError, match="nothing moves"):
+        swap_scene(step, LINK, Schedule.empty())
+    good = one_move((0, 0, 0, 1, 3, 3))
+    with pytest.raises(PlanError, match="seconds"):
+        swap_scene(step.with_seconds(np.full(4, 1e200)), LINK, good)
+    with pytest.raises(PlanError, match="seconds"):
+        swap_scene(step, Link(1e200, 0.0, 0.0, 0.0), good)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    read: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return read
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_slices_and_counters_are_the_trace_s(tmp_path: Path, name: str) -> None:
+    trace = four_buffers()
+    assert write_perfetto(scene_of(trace), tmp_path / name) == 4
+    read = events(tmp_path / name)
+    begun = {one["id"]: one for one in read if one["ph"] == "b"}
+    ended = {one["id"]: one for one in read if one["ph"] == "e"}
+    assert begun.keys() == ended.keys()
+    slices = {
+        one["name"]: (one["ts"], ended[at]["ts"], one["args"]["size_bytes"]) for at, one in begun.items()
+    }
+    assert slices["three"] == (3000.0, 6000.0, 400 * 1024)
+    load = [one["args"]["bytes"] for one in read if one["ph"] == "C" and one["name"] == "load"]
+    assert (max(load), load[-1]) == (peak_load(buffers_of(trace)), 0)
+    assert "one.py" not in json.dumps(read)
+
+
+def test_frames_are_included_on_request(tmp_path: Path) -> None:
+    write_perfetto(scene_of(four_buffers()), tmp_path / "t", frames=True)
+    frames = {one["args"]["frame"] for one in events(tmp_path / "t") if one["ph"] == "b"}
+    assert frames == {"one.py:1", "two.py:2", "three.py:3", "four.py:4"}
+
+
+def test_reserved_memory_is_a_counter(tmp_path: Path) -> None:
+    trace = Trace.of(
+        [EventType.RESERVE, EventType.ALLOC, EventType.RESERVE, EventType.RELEASE],
+        [-1, 0, -1, -1],
+        [100, 7, 50, 50],
+        address=[0, 0, 500, 500],
+    )
+    write_perfetto(scene_of(trace), tmp_path / "t")
+    held = [one for one in events(tmp_path / "t") if one.get("name") == "reserved, recorded"]
+    assert [(one["ts"], one["args"]["bytes"]) for one in held] == [(0, 100), (2, 150), (3, 100), (4, 0)]
+
+
+def test_ranges_marks_and_refused_requests_are_events(tmp_path: Path) -> None:
+    trace = Trace.of(
+        [4, 0, 7, 4, 4], [-1, 0, -1, -1, -1], [0, 5, 70, 0, 0],
+        category=[0, -1, -1, 1, -1], operation=[2, -1, -1, 2, -1], names=(RANGE_BEGIN, RANGE_END, "forward"),
+    )  # fmt: skip
+    write_perfetto(scene_of(trace), tmp_path / "t")
+    read = events(tmp_path / "t")
+    assert [(one["name"], one["ts"], one["dur"]) for one in read if one["ph"] == "X"] == [("forward", 0, 3)]
+    assert [(one["name"], one["ts"]) for one in read if one["ph"] == "i"] == [
+        ("mark", 4),
+        ("out of memory", 2),
+    ]
+    assert next(one["args"] for one in read if one["name"] == "out of memory") == {"size_bytes": 70}
+
+
+def test_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto, "_MOST_SLICES", 10)
+    start = np.arange(50_000)
+    scene = scene_of(Buffers.of(start, start + 100, start + 1))
+    assert write_perfetto(scene, tmp_path / "t") == 10
+    read = events(tmp_path / "t")
+    assert min(one["args"]["buffer"] for one in read if one["ph"] == "b") == 49_990
+    assert sum(one["ph"] == "C" for one in read) < 10_000
+
+
+def test_perfetto_file_is_deterministic(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        write_perfetto(scene_of(four_buffers()), tmp_path / name)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

@@ -170,6 +170,7 @@ class Gpu {
   std::map<std::string, std::deque<Answer>> answers;
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
+  std::map<std::uintptr_t, std::size_t> registered;  // memory of the program that is page-locked, bytes by address
   std::map<unsigned long long, Memory> memories;  // by handle
   unsigned long long next_memory = 1;
   std::vector<std::string> log;  // symbols of the calls, in order
@@ -183,6 +184,10 @@ class Gpu {
 
   std::unique_ptr<class Order> order;  // null: the order of uses is not checked
 
+  bool is_registered(std::uintptr_t address) const {
+    const auto next = registered.upper_bound(address);
+    return next != registered.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  }
   void fault(const std::string& what) { faults.push_back(what); }
 
   Context* new_context(int device, bool primary) {

@@ -13,6 +13,7 @@ namespace {
 int queue_bytes(Handle handle, std::vector<Range> uses, std::function<void()> run) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
+  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_registered(one.begin); }), uses.end());
   return gpu->enqueue(stream, Work{std::move(run), std::move(uses), nullptr, nullptr});
 }
 

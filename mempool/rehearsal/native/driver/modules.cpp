@@ -158,8 +158,14 @@ EXPORTED int cuPointerGetAttribute(void* into, int attribute, std::uintptr_t add
   if (attribute == kDeviceOrdinal) *static_cast<int*>(into) = in->device;
   return attribute == kMemoryType || attribute == kDevicePointer || attribute == kDeviceOrdinal ? kSuccess : kNotSupported;
 }
-EXPORTED int cuMemHostRegister_v2(void*, std::size_t, unsigned) { return 0; }
-EXPORTED int cuMemHostUnregister(void*) { return 0; }
+EXPORTED int cuMemHostRegister_v2(std::uintptr_t address, std::size_t bytes, unsigned) {
+  CALL("cuMemHostRegister_v2");
+  return gpu->registered.emplace(address, bytes).second ? kSuccess : kInvalidValue;
+}
+EXPORTED int cuMemHostUnregister(std::uintptr_t address) {
+  CALL("cuMemHostUnregister");
+  return gpu->registered.erase(address) == 1 ? kSuccess : kInvalidValue;
+}
 EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t words, Handle handle) {
   CALL("cuMemsetD32Async");
   Stream* const stream = gpu->stream(handle, current());

@@ -1,0 +1,47 @@
+// Results of the latest iterations, from which the planner judges whether the plans pay.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace mempool {
+
+struct IterationResult {
+  std::uint64_t hits = 0, misses = 0;
+  double seconds = 0;  // between two marks of one thread; 0: unknown
+};
+
+class IterationResults {
+ public:
+  static constexpr std::size_t kKept = 8;       // their median ignores single slow iterations
+  static constexpr std::size_t kJudged = 4;     // iterations whose hits count
+  // iterations before the planner judges: another variant may be planned, and the arena's pages have to be touched
+  static constexpr std::size_t kLearning = 16;
+  static constexpr double kLeastHitRate = 0.6;  // below, search and misses cost more than the hits save
+
+  void add(const IterationResult& result) noexcept { kept_[count_++ % kKept] = result; }
+  void clear() noexcept { count_ = 0; }
+  std::size_t size() const noexcept { return count_ < kKept ? count_ : kKept; }
+  // Return a kept result; 0: the latest.
+  const IterationResult& latest(std::size_t number) const noexcept { return kept_[(count_ - 1 - number) % kKept]; }
+  double hit_rate() const noexcept {  // of the last kJudged iterations; 1: fewer are known, or none asked for memory
+    if (count_ < kJudged) return 1;
+    double hits = 0, misses = 0;
+    for (std::size_t i = 0; i < kJudged; ++i) {
+      hits += static_cast<double>(latest(i).hits);
+      misses += static_cast<double>(latest(i).misses);
+    }
+    return hits + misses == 0 ? 1 : hits / (hits + misses);
+  }
+  // Return true if the planner should judge the plans now: their times are known for the first time, or too little hit.
+  bool deserve_a_look() const noexcept {
+    return count_ == kLearning || (count_ % kJudged == 0 && hit_rate() < kLeastHitRate);
+  }
+
+ private:
+  std::array<IterationResult, kKept> kept_{};
+  std::size_t count_ = 0;
+};
+
+}  // namespace mempool

@@ -1,0 +1,66 @@
+// Copies between a GPU and page-locked host memory, in the order that events give. All calls go to the driver, without an operation
+// of a framework; they return before the work is done.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "devices/cuda_driver.hpp"
+
+namespace mempool {
+
+// A moment of a stream: all work queued there before.
+class StreamEvent {
+ public:
+  StreamEvent(const CudaDriver& driver, CuStream stream) : driver_(driver) {
+    check(driver, driver.event_create(&event_, cu::kDisableTiming), "cuEventCreate");
+    if (const CuCode code = driver.event_record(event_, stream); code != cu::kSuccess) {
+      driver.event_destroy(event_);
+      check(driver, code, "cuEventRecord");
+    }
+  }
+  ~StreamEvent() { driver_.event_destroy(event_); }
+  StreamEvent(const StreamEvent&) = delete;
+  StreamEvent& operator=(const StreamEvent&) = delete;
+
+  // Return whether the moment has passed.
+  bool query() const {
+    const CuCode code = driver_.event_query(event_);
+    if (code != cu::kNotReady && code != cu::kDeinitialized) check(driver_, code, "cuEventQuery");
+    return code != cu::kNotReady;
+  }
+  // Let later work of a stream wait for the moment.
+  void order_before(CuStream stream) const { check(driver_, driver_.stream_wait(stream, event_, 0), "cuStreamWaitEvent"); }
+
+  static void check(const CudaDriver& driver, CuCode code, const char* asked) {
+    if (code != cu::kSuccess) throw std::runtime_error(std::string(asked) + ": " + driver.text(code));
+  }
+
+ private:
+  const CudaDriver& driver_;
+  CuEvent event_ = nullptr;
+};
+
+// The functions throw std::runtime_error with the driver's refusal.
+class CudaCopies {
+ public:
+  explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {}
+
+  std::unique_ptr<StreamEvent> record(CuStream stream) const { return std::make_unique<StreamEvent>(driver_, stream); }
+
+  // Copy `size` bytes on `stream`, after the work so far of other streams and after events. Return the moment after the copy.
+  std::unique_ptr<StreamEvent> copy(CuStream stream, CuAddress target, CuAddress source, std::size_t size,
+                                    const std::vector<CuStream>& after, const std::vector<const StreamEvent*>& events) const {
+    for (CuStream other : after) StreamEvent(driver_, other).order_before(stream);
+    for (const StreamEvent* event : events) event->order_before(stream);
+    StreamEvent::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
+    return record(stream);
+  }
+
+ private:
+  const CudaDriver& driver_;
+};
+
+}  // namespace mempool

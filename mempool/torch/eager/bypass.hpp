@@ -1,0 +1,193 @@
+// Bypass: operations skip the mode while nothing has to move (bypass.py). Included by interposer.cpp alone.
+#pragma once
+
+#include "operations.hpp"
+
+namespace {
+
+constexpr std::size_t kMostKnown = std::size_t{1} << 16;
+constexpr std::size_t kLeastSwept = 4096;
+
+struct Used {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
+  std::uint64_t last;
+  bool blank;  // not written yet: a C++ function may write next, past the dispatcher
+};
+
+struct Bypass {
+  std::atomic<bool> open{false};
+  Place place;  // written while it is not open
+  std::mutex& mutex = operations().mutex;  // of all below
+  std::int64_t (*room)(void*) = nullptr;
+  void* client = nullptr;
+  std::int64_t reserve = 0;
+  std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
+  std::unordered_map<const c10::StorageImpl*, Used> used;
+  std::size_t sweep_at = kLeastSwept;
+  std::uint64_t clock = 0;
+  std::uint64_t passed = 0;
+
+  bool knows(const c10::Storage& storage) const { return used.contains(storage.unsafeGetStorageImpl()); }
+
+  // A view of an unwritten storage leaves it unwritten.
+  void use(const c10::Storage& storage, bool views) {
+    const auto found = used.find(storage.unsafeGetStorageImpl());
+    if (found == used.end()) return;
+    found->second.last = clock;
+    found->second.blank &= views;
+  }
+
+  void add(const c10::Storage& storage, bool blank) {
+    used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
+  }
+
+  void sweep() {
+    if (used.size() < sweep_at) return;
+    std::erase_if(used, [](const auto& one) { return one.second.storage.expired(); });
+    sweep_at = std::max(kLeastSwept, 2 * used.size());
+  }
+};
+
+Bypass& bypass() {
+  static auto* const made = new Bypass;  // operations may run until the very end
+  return *made;
+}
+
+// Record the new storages among the results.
+void add_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count, bool blank) {
+  const auto add = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.place.device) return;
+    all.add(tensor.unsafeGetTensorImpl()->unsafe_storage(), blank);
+  };
+  for (auto at = stack.end() - static_cast<std::ptrdiff_t>(count); at != stack.end(); ++at) {
+    if (at->isTensor()) {
+      add(at->toTensor());
+    } else if (at->isTensorList()) {
+      for (const at::Tensor& one : at->toTensorList()) add(one);
+    }
+  }
+}
+
+void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+  Bypass& all = bypass();
+  const c10::FunctionSchema& schema = op.schema();
+  const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+  Traits operation{};
+  std::optional<std::int64_t> need;
+  std::uint64_t signature = 0;
+  {
+    const std::lock_guard lock(all.mutex);
+    const Operation& found = operations().of(op);
+    operation = found.traits;
+    ++all.clock;
+    if (operation.inert) {
+      need = 0;
+    } else if (!operation.composite) {
+      Signature sign(all.place.device, found);
+      if (std::all_of(given, stack->end(), [&](const c10::IValue& value) { return sign.add(value); })) signature = sign.value();
+      const auto known = all.needs.find(signature);
+      if (signature != 0 && operation.views) {
+        need = 0;
+      } else if (signature != 0 && known != all.needs.end() &&
+                 // The mode must register other storages: their memory may be foreign.
+                 std::all_of(sign.storages().begin(), sign.storages().end(), [&](const auto* one) { return all.knows(*one); })) {
+        if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
+      }
+      for (const c10::Storage* storage : sign.storages()) {
+        if (!operation.views) all.add(*storage, false);
+        all.use(*storage, operation.views);
+      }
+    }
+    if (need) ++all.passed;
+  }
+  if (need) {
+    torch::jit::Stack again;  // the arguments, which the call consumes
+    if (operation.repeatable && *need > 0) again.assign(given, stack->end());
+    const auto others = given - stack->begin();
+    try {
+      const Ours ours;  // no operation within this one needs to be met
+      const Hidden hidden;
+      op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    } catch (const c10::OutOfMemoryError&) {
+      if (again.empty()) throw;
+      stack->erase(stack->begin() + others, stack->end());
+      stack->insert(stack->end(), again.begin(), again.end());
+      need.reset();
+    }
+  }
+  if (!need) {
+    run_awaited(op, below, stack, signature);
+    if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(all.mutex);
+    operation = operations().of(op).traits;  // learned by now
+  }
+  if (operation.inert || operation.views) return;
+  const std::lock_guard lock(all.mutex);
+  add_results(all, *stack, schema.returns().size(), operation.blank);
+  all.sweep();
+}
+
+// Return uint8 tensors of all living storages used while open, least recently used first. Unwritten storages must not move: the
+// mode registers them at their next use.
+std::vector<at::Tensor> taken() {
+  Bypass& all = bypass();
+  std::vector<std::pair<std::uint64_t, c10::Storage>> alive;
+  {
+    const std::lock_guard lock(all.mutex);
+    for (const auto& [_, one] : all.used) {
+      if (one.blank) continue;
+      if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.last, std::move(storage));
+    }
+    all.used.clear();
+  }
+  std::stable_sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<at::Tensor> tensors;
+  for (auto& [_, storage] : alive) tensors.push_back(bytes_of(std::move(storage)));
+  return tensors;
+}
+
+}  // namespace
+
+// Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
+// bypass is open.
+MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), void* client, std::int64_t reserve) {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  if (all.open.load()) return 0;
+  all.place.set(mode, cuda != 0);
+  all.room = room;
+  all.client = client;
+  all.reserve = reserve;
+  all.open.store(true, std::memory_order_release);
+  return 1;
+}
+
+MEMPOOL_EXPORT void mempool_bypass_reserve(std::int64_t reserve) {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  all.reserve = reserve;
+}
+
+// Close the bypass. Takes no lock, which another thread may have held at a fork.
+MEMPOOL_EXPORT void mempool_bypass_close() { bypass().open.store(false, std::memory_order_release); }
+
+// Return the number of operations that skipped the mode.
+MEMPOOL_EXPORT std::uint64_t mempool_bypass_count() {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  return all.passed;
+}
+
+// Learn the operation on its way to the mode: whether it makes views or unwritten results, and the bytes needed for arguments
+// like these; -1: the mode must see each call.
+MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload, int views, int blank, std::int64_t bytes) {
+  Bypass& all = bypass();
+  const std::lock_guard lock(all.mutex);
+  Operation* const found = awaited_operation(name, overload);
+  if (found == nullptr || awaited.back().signature == 0) return;
+  found->traits.views = views != 0;
+  found->traits.blank = blank != 0;
+  if (bytes < 0) return;
+  if (all.needs.size() >= kMostKnown) all.needs.clear();
+  all.needs[awaited.back().signature] = bytes;
+}

@@ -1,0 +1,325 @@
+// Follows a schedule of offloads: operations that repeat the recorded iteration run without the mode, and Python is called only where
+// storages move (schedule_follower.py). Included by interposer.cpp alone.
+//
+// The follower never decides that an iteration diverges: an operation that is not the expected one goes to the mode, which does.
+#pragma once
+
+#include "operations.hpp"
+
+#include <unordered_set>
+
+// torch/csrc/autograd/engine.h, which takes seconds to compile
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();
+}
+
+namespace {
+
+// Storages with a good copy on the host.
+class Watched {
+ public:
+  void add(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    if (storages_.size() >= kMost) storages_.clear();  // then their copies count as stale
+    storages_.insert(storage);
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    storages_.erase(storage);
+  }
+  bool has(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    return storages_.contains(storage);
+  }
+
+ private:
+  static constexpr std::size_t kMost = std::size_t{1} << 16;
+  std::mutex mutex_;
+  std::unordered_set<const c10::StorageImpl*> storages_;
+};
+
+Watched& watched() {
+  static auto* const made = new Watched;
+  return *made;
+}
+
+// An operation of the schedule.
+struct Expected {
+  enum Action : std::uint8_t { kBefore = 1, kAfter = 2, kSeen = 4 };  // kSeen: the mode must see the operation
+  const c10::FunctionSchema* schema = nullptr;
+  std::uint64_t signature = 0;
+  std::int64_t need = 0;  // bytes of results and workspace
+  std::uint8_t actions = 0;
+};
+
+constexpr std::int64_t kUnknown = -1, kOlder = -2;
+
+struct Made {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
+  std::int64_t born;  // operation << 16 | place among the results; kOlder: of an earlier iteration
+};
+
+// Used by the thread of the program's operations alone, or by a thread of autograd's engine while that one waits.
+struct Follower {
+  enum State { kOff, kLearning, kFollowing };
+  std::atomic<State> state{kOff};
+  Place place;
+  std::thread::id thread;
+  const std::vector<Expected>* expected = nullptr;
+  std::size_t at = 0;
+  std::int64_t (*misses)(void*) = nullptr;
+  void* client = nullptr;
+  std::int64_t misses_before = 0;
+  std::int64_t checked_bytes = 0;  // operations that need as much go to the mode once the pool's plan was missed
+  std::int64_t (*room)(void*) = nullptr;  // null: the pool has places for all that is planned
+  std::int64_t foreign_bytes = 0;  // of the pool's room, taken by storages outside the pool
+
+  // Return whether the pool may lack `need` bytes.
+  bool may_lack(std::int64_t need) const {
+    if (room != nullptr) return need > 0 && room(client) - foreign_bytes < need;
+    return need >= checked_bytes && misses(client) != misses_before;
+  }
+  std::unordered_map<const c10::StorageImpl*, Made> made;
+  std::size_t sweep_at = 0;
+  std::uint64_t followed = 0;
+
+  bool sees_alone(DispatchKeySet below) const {
+    if (state.load(std::memory_order_acquire) == kOff || !place.sees_alone(below)) return false;
+    return std::this_thread::get_id() == thread ||
+           (place.device.load() != c10::DeviceType::CPU && torch::autograd::get_current_graph_task_id() != -1);
+  }
+};
+
+Follower& follower() {
+  static auto* const made = new Follower;
+  return *made;
+}
+
+using Storages = c10::SmallVector<const c10::Storage*, 8>;
+
+std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation, Storages& storages) {
+  if (operation.traits.inert) return operation.hash | 1;
+  Signature sign(follower().place.device, operation);
+  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  if (!std::all_of(begin, stack.end(), [&](const c10::IValue& value) { return sign.add(value); })) return 0;
+  storages = sign.storages();
+  return sign.value();
+}
+
+std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  Operations& all = operations();
+  const std::lock_guard lock(all.mutex);
+  Storages storages;
+  return signature_of(op, stack, all.of(op), storages);
+}
+
+// Collect the storages on the follower's device.
+void add_storages(const c10::IValue& value, Storages& found) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+    if (storage.device_type() == follower().place.device && storage.nbytes() > 0) found.push_back(&storage);
+  } else if (value.isTensorList() || value.isOptionalTensorList() || value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) add_storages(one, found);
+  }
+}
+
+c10::List<at::Tensor> parked_among(const Storages& storages) {
+  c10::List<at::Tensor> found;
+  for (const c10::Storage* one : storages)
+    if (is_parked(*one)) found.push_back(bytes_of(*one));
+  return found;
+}
+
+// Note the new storages among the results, and call Python if any of them moves or others leave now.
+void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const c10::SmallVector<const c10::StorageImpl*, 8>& given,
+                  bool calls) {
+  static const c10::OperatorHandle after = function_named("mempool_interposer::after");
+  Follower& all = follower();
+  const auto at = static_cast<std::int64_t>(all.at++);  // Ctrl-C may end the call
+  Storages results;
+  for (auto value = stack.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); value != stack.end(); ++value)
+    add_storages(*value, results);
+  c10::List<at::Tensor> fresh;
+  std::int64_t place = 0;
+  for (const c10::Storage* one : results) {
+    const c10::StorageImpl* const storage = one->unsafeGetStorageImpl();
+    if (std::find(given.begin(), given.end(), storage) != given.end()) continue;
+    const std::int64_t born = at << 16 | place;
+    const auto [entry, is_new] = all.made.try_emplace(storage, Made{one->getWeakStorageImpl(), born});
+    if (!is_new) continue;
+    ++place;
+    if (calls) fresh.push_back(bytes_of(*one));
+  }
+  if (all.made.size() >= all.sweep_at) {
+    std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
+    all.sweep_at = std::max(std::size_t{4096}, 2 * all.made.size());
+  }
+  ++all.followed;
+  if (calls) call_python(after, {fresh, at});
+}
+
+// Run an operation without the mode if it is the expected one. Return false if it must go to the mode.
+bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+  static const c10::OperatorHandle before = function_named("mempool_interposer::before");
+  Follower& all = follower();
+  if (all.state.load(std::memory_order_acquire) != Follower::kFollowing) return false;
+  Storages storages, written;
+  Traits traits{};
+  const Expected* expected = nullptr;
+  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  {
+    const std::lock_guard lock(operations().mutex);
+    const Operation& operation = operations().of(op);
+    traits = operation.traits;
+    if (traits.composite) return false;
+    if (!traits.views) {
+      if (all.at >= all.expected->size()) return false;
+      expected = &(*all.expected)[all.at];
+      if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
+          signature_of(op, *stack, operation, storages) != expected->signature) return false;
+      for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), written);
+    }
+  }
+  if (traits.views) {  // a parked storage has its size and bytes
+    const Ours ours;
+    const Hidden hidden;
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    return true;
+  }
+  if (all.may_lack(expected->need)) return false;
+  const auto at = static_cast<std::int64_t>(all.at);
+  if (c10::List<at::Tensor> absent = parked_among(storages); (expected->actions & Expected::kBefore) != 0 || !absent.empty()) {
+    call_python(before, {absent, at});
+    absent = parked_among(storages);  // scheduled to leave although used here
+    if (!absent.empty()) call_python(before, {absent, at});
+    if (all.state.load() != Follower::kFollowing || !parked_among(storages).empty()) return false;
+  }
+  for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
+  c10::SmallVector<const c10::StorageImpl*, 8> given;
+  for (const c10::Storage* one : storages) given.push_back(one->unsafeGetStorageImpl());
+  torch::jit::Stack again;  // the arguments, which the call consumes
+  if (traits.repeatable && expected->need > 0) again.assign(begin, stack->end());
+  const auto others = begin - stack->begin();
+  const bool calls = (expected->actions & Expected::kAfter) != 0;
+  try {
+    const Ours ours;
+    const Hidden hidden;
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+  } catch (const c10::OutOfMemoryError&) {
+    if (again.empty()) throw;
+    stack->erase(stack->begin() + others, stack->end());
+    stack->insert(stack->end(), again.begin(), again.end());
+    return false;
+  }
+  end_followed(op, *stack, given, calls);
+  return true;
+}
+
+// Return uint8 tensors of the living storages that followed operations made, and for each `Made::born`. Forget them.
+std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages() {
+  std::vector<std::pair<std::int64_t, c10::Storage>> alive;
+  for (const auto& [_, one] : follower().made)
+    if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.born, std::move(storage));
+  follower().made.clear();
+  std::sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> found;
+  for (auto& [born, storage] : alive) {
+    std::get<0>(found).push_back(bytes_of(std::move(storage)));
+    std::get<1>(found).push_back(born);
+  }
+  return found;
+}
+
+}  // namespace
+
+MEMPOOL_EXPORT std::vector<Expected>* mempool_follower_table() { return new std::vector<Expected>; }
+MEMPOOL_EXPORT void mempool_follower_free(std::vector<Expected>* table) { delete table; }
+
+// Learn the operation on its way to the mode as the next of a table, or compare it with the known one. `need`: bytes of results and
+// workspace; negative: the mode must see the operation. Return 1 if the operation is as known.
+MEMPOOL_EXPORT int mempool_follower_learn(std::vector<Expected>* table, std::size_t at, const char* name, const char* overload,
+                                          std::int64_t need) {
+  const std::lock_guard lock(operations().mutex);
+  Expected learned{};
+  learned.actions = Expected::kSeen;
+  if (need >= 0 && awaited_operation(name, overload) != nullptr && awaited.back().signature != 0)
+    learned = {awaited.back().schema, awaited.back().signature, need, 0};
+  if (at >= table->size()) {
+    table->resize(at);
+    table->push_back(learned);
+    return 0;
+  }
+  Expected& known = (*table)[at];
+  if ((known.actions & Expected::kSeen) != 0) return 1;
+  const bool same = learned.schema == known.schema && learned.signature == known.signature;
+  if (same) {
+    known.need = std::max(known.need, need);
+  } else {
+    known = {};
+    known.actions = Expected::kSeen;
+  }
+  return same ? 1 : 0;
+}
+
+// Learn that the operation on its way to the mode makes views.
+MEMPOOL_EXPORT void mempool_follower_learn_view(const char* name, const char* overload) {
+  const std::lock_guard lock(operations().mutex);
+  if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->traits.views = true;
+}
+
+// Set what is due at each of the `size` operations of a table.
+MEMPOOL_EXPORT void mempool_follower_set_actions(std::vector<Expected>* table, const std::uint8_t* actions, std::size_t size) {
+  for (std::size_t at = 0; at < std::min(size, table->size()); ++at) {
+    Expected& one = (*table)[at];
+    one.actions = static_cast<std::uint8_t>((one.actions & Expected::kSeen) | actions[at]);
+  }
+}
+
+// Await operations on their way to the mode, which learns them. Return 0 if another mode's schedule is followed.
+MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
+  Follower& all = follower();
+  if (all.state.load() == Follower::kFollowing) return 0;
+  all.place.set(mode, cuda != 0);
+  all.thread = std::this_thread::get_id();
+  all.state.store(Follower::kLearning, std::memory_order_release);
+  return 1;
+}
+
+// Follow a table from operation `at` on; with `room`, only as far as the pool has room for results. Return 0 if another mode's schedule is followed.
+MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, const void* mode, int cuda,
+                                          std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
+                                          std::int64_t checked_bytes, std::int64_t foreign_bytes) {
+  if (mempool_follower_await(mode, cuda) == 0) return 0;
+  Follower& all = follower();
+  all.expected = table;
+  all.at = at;
+  all.misses = misses;
+  all.client = client;
+  all.misses_before = misses(client);
+  all.checked_bytes = checked_bytes;
+  all.room = room;
+  all.foreign_bytes = foreign_bytes;
+  all.state.store(Follower::kFollowing, std::memory_order_release);
+  return 1;
+}
+
+// End an iteration: what was made and is still alive is of an earlier iteration from now on.
+MEMPOOL_EXPORT void mempool_follower_end_iteration() {
+  Follower& all = follower();
+  std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
+  for (auto& [_, one] : all.made) one.born = kOlder;
+}
+
+MEMPOOL_EXPORT void mempool_follower_stop() { follower().state.store(Follower::kOff, std::memory_order_release); }
+MEMPOOL_EXPORT std::size_t mempool_follower_position() { return follower().at; }
+MEMPOOL_EXPORT void mempool_follower_advance(std::size_t at) { follower().at = at; }
+MEMPOOL_EXPORT std::uint64_t mempool_follower_count() { return follower().followed; }
+
+// Return the operation << 16 | place of a storage that a followed operation made in this iteration; kOlder: in an earlier one;
+// kUnknown: none did.
+MEMPOOL_EXPORT std::int64_t mempool_follower_born(const c10::StorageImpl* storage) {
+  const auto found = follower().made.find(storage);
+  return found == follower().made.end() ? kUnknown : found->second.born;
+}

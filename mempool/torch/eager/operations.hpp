@@ -1,0 +1,308 @@
+// Operations as the interposer sees them: their traits, signatures, and storages. Included by interposer.cpp alone.
+#pragma once
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::impl::TorchDispatchModeTLS;
+
+constexpr DispatchKey kKey = DispatchKey::DeferredInit;
+// Beginnings of the names of composite operations whose kernels access the memory of their arguments themselves: of all
+// arguments, which count as written, or of integers (lengths and offsets), which they only read.
+constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_saturate_weight_to_fp16", "fbgemm_",
+                                                        "choose_qparams_optimized", "_rowwise_prune"};
+constexpr std::array<std::string_view, 6> kReadIntegers = {"lstm.",     "gru.",                 "rnn_tanh.",
+                                                           "rnn_relu.", "_pad_packed_sequence", "tensor_split."};
+enum class Lent { kNothing, kIntegers, kAll };
+
+struct Traits {
+  bool composite;   // made of other operations, which arrive here themselves
+  Lent lent;        // arguments that a composite operation accesses past the dispatcher
+  bool writes;      // may write arguments
+  bool inert;       // without tensors among arguments and results, such as profiler marks
+  bool repeatable;  // neither writes arguments nor draws random numbers
+  // Learned from the mode:
+  bool views = false;
+  bool blank = false;  // leaves results unwritten
+};
+
+struct Operation {
+  c10::OperatorName name;  // the schema's address may be reused by another operator
+  std::uint64_t hash;      // of the name
+  Traits traits;
+  std::vector<std::size_t> written{};  // indices of the arguments that may be written
+};
+
+// Table of the operations met so far.
+class Operations {
+ public:
+  std::mutex mutex;
+
+  // The lock is held by the caller.
+  Operation& of(const c10::OperatorHandle& op) {
+    const auto found = known_.find(&op.schema());
+    if (found != known_.end() && found->second.name == op.operator_name()) return found->second;
+    const auto& tags = op.getTags();
+    const bool draws = std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
+    const auto is_number = [](const c10::Argument& one) {
+      const std::string type = one.type()->str();
+      return type.find("Tensor") == std::string::npos && type.find("Storage") == std::string::npos && type != "Any";
+    };
+    const c10::FunctionSchema& schema = op.schema();
+    const auto space = schema.getNamespace().value_or("");
+    const bool known = space == "aten" || space == "prim" || space == "prims" || space == "profiler";
+    const bool composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    const std::string name = std::string(std::string_view(op.operator_name().name).substr(space.size() + 2)) + ".";
+    const auto begins = [&](const auto& names) {
+      return std::any_of(names.begin(), names.end(), [&](std::string_view one) { return name.starts_with(one); });
+    };
+    const bool accesses = composite && (!known || begins(kAccessAll));
+    Operation made{
+        .name = op.operator_name(),
+        .hash = std::hash<c10::OperatorName>{}(op.operator_name()),
+        .traits = {.composite = composite,
+                   .lent = accesses                             ? Lent::kAll
+                           : composite && begins(kReadIntegers) ? Lent::kIntegers
+                                                                : Lent::kNothing,
+                   .writes = !known || accesses || schema.is_mutable(),
+                   .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
+                            std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
+                   .repeatable = !draws && !schema.is_mutable()},
+    };
+    for (std::size_t at = 0; at < schema.arguments().size(); ++at) {
+      const auto* alias = schema.arguments()[at].alias_info();
+      if (!known || (alias != nullptr && alias->isWrite())) made.written.push_back(at);
+    }
+    return known_.insert_or_assign(&schema, std::move(made)).first->second;
+  }
+
+  // Return a met operation, or null.
+  Operation* find(const c10::FunctionSchema* schema) {
+    const auto found = known_.find(schema);
+    return found == known_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  std::unordered_map<const c10::FunctionSchema*, Operation> known_;
+};
+
+Operations& operations() {
+  static auto* const made = new Operations;  // operations may run until the very end
+  return *made;
+}
+
+Traits traits_of(const c10::OperatorHandle& op) {
+  Operations& all = operations();
+  const std::lock_guard lock(all.mutex);
+  return all.of(op).traits;
+}
+
+// Hash of everything that determines the memory footprint of an operation.
+class Signature {
+ public:
+  Signature(c10::DeviceType device, const Operation& operation) : device_(device) {
+    mix(operation.hash);
+    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
+  }
+
+  // Return false for a value of an unsupported type.
+  bool add(const c10::IValue& value) {
+    if (value.isTensor()) return add(value.toTensor());
+    if (value.isNone()) return mix(1);
+    if (value.isInt()) return mix(2) && mix(static_cast<std::uint64_t>(value.toInt()));
+    if (value.isBool()) return mix(value.toBool() ? 3 : 4);
+    if (value.isDouble()) {
+      const double number = value.toDouble();
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, &number, sizeof bits);
+      fractions_ = mixed(fractions_, bits);
+      return mix(5);
+    }
+    if (value.isDevice()) return mix(10) && mix(static_cast<std::uint64_t>(value.toDevice().type()));
+    if (value.isString()) return mix(11) && mix(std::hash<std::string_view>{}(value.toStringView()));
+    if (value.isComplexDouble()) return mix(12);
+    if (value.isGenerator()) return mix(13);
+    if (value.isList()) {
+      sized_ |= value.isIntList();
+      mix(14);
+      mix(value.toListRef().size());
+      for (const c10::IValue& one : value.toListRef())
+        if (!add(one)) return false;
+      return true;
+    }
+    return false;
+  }
+
+  // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
+  std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
+  const c10::SmallVector<const c10::Storage*, 8>& storages() const { return storages_; }
+
+ private:
+  static std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {  // of splitmix64 (Steele et al., OOPSLA 2014)
+    hash += 0x9e3779b97f4a7c15ULL ^ value;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111ebULL;
+    return hash ^ (hash >> 31);
+  }
+  bool mix(std::uint64_t value) {
+    hash_ = mixed(hash_, value);
+    return true;
+  }
+  bool add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return mix(16);
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (impl.is_python_dispatch() || !impl.has_storage() || impl.has_symbolic_sizes_strides()) return false;
+    mix(impl.is_contiguous() ? 17 : 18);
+    mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(impl.dtype())));
+    mix(static_cast<std::uint64_t>(impl.device_type()));
+    mix(static_cast<std::uint64_t>(impl.dim()));
+    for (const std::int64_t size : impl.sizes()) mix(static_cast<std::uint64_t>(size));
+    if (!impl.is_contiguous())
+      for (const std::int64_t stride : impl.strides()) mix(static_cast<std::uint64_t>(stride));
+    const bool number = impl.is_wrapped_number();  // made for this operation alone
+    if (impl.device_type() == device_ && !number && impl.unsafe_storage().nbytes() > 0) storages_.push_back(&impl.unsafe_storage());
+    return true;
+  }
+
+  c10::DeviceType device_;
+  std::uint64_t hash_ = 0, fractions_ = 0;
+  bool sized_ = false;
+  c10::SmallVector<const c10::Storage*, 8> storages_;
+};
+
+// Deleter of parked storages: the host copy is freed by others.
+void keep(void*) {}
+
+bool is_parked(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &keep;
+}
+
+// Return uint8[nbytes] over a storage, without an operation.
+at::Tensor bytes_of(c10::Storage storage) {
+  const auto size = static_cast<std::int64_t>(storage.nbytes());
+  const DispatchKeySet keys(storage.device_type() == c10::DeviceType::CUDA ? DispatchKey::CUDA : DispatchKey::CPU);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({size});
+  return tensor;
+}
+
+c10::StreamId stream_now(c10::DeviceType device) {
+  const c10::impl::VirtualGuardImpl guard(device);
+  return guard.getStream(guard.getDevice()).id();
+}
+
+// Guard that takes the mode off the stack and excludes the bypass key.
+class Hidden {
+ public:
+  Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
+  ~Hidden() { TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_)); }
+  Hidden(const Hidden&) = delete;
+  Hidden& operator=(const Hidden&) = delete;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{kKey};
+  std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
+};
+
+thread_local bool is_ours = false;  // this thread runs operations of the offloading itself, or within an operation in its care
+
+struct Ours {
+  bool before = std::exchange(is_ours, true);
+  Ours() = default;
+  ~Ours() { is_ours = before; }
+  Ours(const Ours&) = delete;
+  Ours& operator=(const Ours&) = delete;
+};
+
+// Call a function of interposer.py.
+void call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
+  const Ours ours;
+  function.callBoxedForDispatchKey(DispatchKey::CPU, arguments);
+}
+
+c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+// The program's thread of operations: one mode, one device, one stream.
+struct Place {
+  std::atomic<const void*> mode{nullptr};
+  std::atomic<c10::DeviceType> device{c10::DeviceType::CPU};
+  std::atomic<c10::StreamId> stream{0};
+
+  void set(const void* new_mode, bool cuda) {
+    device = cuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+    stream = stream_now(device);
+    mode = new_mode;
+  }
+
+  // Return whether our mode alone would see the operation: no transform, autocast or other mode, no hooks of saved tensors, which
+  // run Python in the middle of the operation; and the current stream is the stream of all operations.
+bool sees_alone(DispatchKeySet below) const {
+  static const std::uint64_t ordinary = (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python,
+                                                         DispatchKey::ADInplaceOrView, DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
+                                         DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}))
+                                            .raw_repr();
+  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return false;
+  const auto& top = TorchDispatchModeTLS::get_stack_at(0);
+  return top->ptr(&top->pyinterpreter()) == mode.load() && at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
+         stream_now(device) == stream.load();
+}
+
+};
+
+// Operations on their way to the mode, which may have the bypass learn them.
+struct Awaited {
+  const c10::FunctionSchema* schema;
+  std::uint64_t signature;
+};
+thread_local std::vector<Awaited> awaited;
+
+// Run an operation that the mode will see, and may have us learn.
+void run_awaited(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, std::uint64_t signature) {
+  struct Waiting {
+    explicit Waiting(const Awaited& one) { awaited.push_back(one); }
+    ~Waiting() { awaited.pop_back(); }
+  };
+  const Waiting waiting({&op.schema(), signature});
+  op.redispatchBoxed(below, stack);
+}
+
+// Return the operation on its way to the mode if it has this name, else null. The lock of `operations` is held by the caller.
+Operation* awaited_operation(const char* name, const char* overload) {
+  if (awaited.empty()) return nullptr;
+  const c10::FunctionSchema* schema = awaited.back().schema;
+  if (schema->name() != name || schema->overload_name() != overload) return nullptr;
+  return operations().find(schema);
+}
+
+}  // namespace
+
+#define MEMPOOL_EXPORT extern "C" __attribute__((visibility("default")))

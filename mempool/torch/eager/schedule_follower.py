@@ -1,0 +1,279 @@
+"""Follower of a schedule: operations of a repeated iteration run in C++, and Python is called only for moves.
+
+The interposer compares each operation with the schedule's: the operation, the shapes of the arguments, and
+whether every argument is on the device. An operation that is as expected runs without the mode. All others
+go to the mode, which alone decides whether an iteration diverges. The iterations learn what to expect while
+the mode still sees them; ``follower.hpp`` has the other half.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mempool import _core
+from mempool.recording.torch.ledger import storages_in
+from mempool.torch.eager import interposer
+from mempool.torch.eager.storages import OFFLOADED
+from mempool.torch.offload.hidden import hidden_from_program
+from mempool.torch.offload.options import OPTIONS
+
+if TYPE_CHECKING:
+    from mempool.torch.eager.arena_admission import ArenaAdmission
+    from mempool.torch.eager.iterations import Iterations
+    from mempool.torch.eager.mode import OffloadMode
+    from mempool.torch.eager.op_footprints import Footprint
+    from mempool.torch.eager.operator_traits import OperatorTraits
+    from mempool.torch.eager.patterns import OffloadSchedule
+    from mempool.torch.eager.pool_headroom import PoolHeadroom
+
+#: What is due at an operation, in `follower.hpp`.
+_BEFORE, _AFTER, _SEEN = 1, 2, 4
+_PLACE_BITS = 16
+_UNKNOWN, _OLDER = -1, -2
+
+
+class ExpectedOperations:
+    """Operations of one schedule as the interposer expects them.
+
+    Attributes:
+        handle: address of the table in C++.
+        moving: rows of the schedule that move.
+        is_ready: whether two iterations in a row had these operations.
+        is_unsettled: whether this iteration showed a new operation, or one whose workspace is not measured.
+        peak_bytes: most bytes of storages and workspaces during the iterations that were seen.
+    """
+
+    def __init__(self, schedule: OffloadSchedule) -> None:
+        """Start empty."""
+        library = interposer.library()
+        self.handle: int = library.mempool_follower_table()
+        weakref.finalize(self, library.mempool_follower_free, self.handle).atexit = False
+        self._schedule = schedule
+        self.moving: set[int] = set()
+        self.is_ready = self.is_unsettled = False
+        self.peak_bytes = 0
+
+    def complete(self) -> None:
+        """Set what is due at each operation."""
+        actions, recorded = bytearray(len(self._schedule)), self._schedule.recorded
+        self.moving = moving = {row for one in self._schedule.actions for row, _ in one.after}
+        for at, one in enumerate(self._schedule.actions):
+            ends = one.after or one.dropped_copies or not moving.isdisjoint(one.results)
+            actions[at] = (_BEFORE if one.before else 0) | (_AFTER if ends else 0)
+        for (at, place), row in recorded.born.items():
+            if place < 0 and row in moving and at < len(actions):  # the mode must register the storage
+                actions[at] |= _SEEN
+        interposer.library().mempool_follower_set_actions(self.handle, bytes(actions), len(actions))
+        self.is_ready = True
+
+
+class ScheduleFollower:
+    """Decides when the interposer follows a schedule, makes the schedule's moves, and takes over again.
+
+    Attributes:
+        is_following: whether operations may run without the mode.
+        calls: calls of this class for moves.
+    """
+
+    def __init__(
+        self,
+        mode: OffloadMode,
+        client: _core.Client,
+        headroom: PoolHeadroom,
+        iterations: Iterations,
+        admission: ArenaAdmission,
+    ) -> None:
+        """Start with the mode seeing all operations."""
+        self._mode, self._client, self._headroom = mode, client, headroom
+        self._iterations, self._admission = iterations, admission
+        self._storages, self._transfers = mode.storages, mode.transfers
+        self._library = interposer.library()
+        self._is_cuda = self._storages.device == "cuda"
+        self._learning: ExpectedOperations | None = None
+        self.is_following = self._has_made = False
+        self.calls = 0
+        self._passed_before = self._library.mempool_follower_count()
+
+    # --- iterations
+
+    def begin_iteration(self) -> None:
+        """Follow the predicted schedule, or learn the operations of one that the mode follows."""
+        pattern, mode = self._iterations.pattern, self._mode
+        if pattern is not None and self._may_follow():
+            if pattern.expected is None:
+                pattern.expected = ExpectedOperations(pattern.schedule)
+            if pattern.expected.is_ready:
+                self._start(pattern.expected, 0)
+            elif self._library.mempool_follower_await(id(mode), self._is_cuda):
+                self._learning, pattern.expected.is_unsettled = pattern.expected, False
+        if not self.is_following and self._has_made:
+            self._register_made()
+        self._has_made = self._headroom.is_followed = self.is_following
+
+    def continue_with_other(self) -> None:
+        """Follow the schedule to which the iteration has just switched, from this operation on."""
+        pattern = self._iterations.pattern
+        if (
+            pattern is not None
+            and pattern.expected is not None
+            and pattern.expected.is_ready
+            and self._may_follow()
+        ):
+            self._start(pattern.expected, len(self._iterations.current))
+
+    def _may_follow(self) -> bool:
+        """Return whether the moves are final, and no arena is to come."""
+        iterations = self._iterations
+        return (
+            iterations.is_final
+            and not self._admission.due
+            and (self._headroom.serves_schedule or self._admission.is_refused)
+            and not self._transfers.captures
+            and threading.get_ident() == self._transfers.thread
+        )
+
+    def _start(self, expected: ExpectedOperations, at: int) -> None:
+        started = self._library.mempool_follower_start(
+            expected.handle,
+            at,
+            id(self._mode),
+            self._is_cuda,
+            _core.torch_misses_function(),
+            _core.torch_room_function() if self._headroom.is_checked else None,
+            self._client.handle,
+            self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
+            self._storages.foreign_bytes,
+        )
+        if started:
+            interposer.set_follower(self)
+            self._expected = expected
+            self.is_following = True
+
+    def end_iteration(self, peak_bytes: int) -> int:
+        """Stop at the end of an iteration; return the iteration's peak, given the peak that was seen."""
+        expected = self._expected if self.is_following else self._learning
+        if self.is_following:
+            self.synchronize()
+            if self._iterations.is_followed:
+                self._library.mempool_follower_end_iteration()
+            else:
+                self.take_over()
+        elif self._learning is not None and self._iterations.is_followed:
+            if self._learning.is_unsettled:
+                self._learning.peak_bytes = peak_bytes
+            else:
+                self._learning.complete()
+        self.stop()
+        return peak_bytes if expected is None else max(peak_bytes, expected.peak_bytes)
+
+    def stop(self) -> None:
+        """Let the mode see all operations; without `take_over`, this iteration is no longer followed."""
+        if self.is_following or self._learning is not None:
+            self._library.mempool_follower_stop()
+        self.is_following, self._learning = False, None
+
+    # --- operations that the mode sees
+
+    def learn(self, traits: OperatorTraits, at: int, footprint: Footprint, *, passes: bool) -> None:
+        """Learn the operation that runs as operation `at`; `passes`: whether the mode need not see it."""
+        if (expected := self._learning) is None:
+            return
+        function = traits.function
+        schema = getattr(function, "_schema", None)
+        passes = passes and schema is not None and traits.may_be_followed
+        need = footprint.result_bytes + footprint.workspace_bytes if passes else -1
+        names = (b"", b"") if schema is None else (schema.name.encode(), schema.overload_name.encode())
+        known = self._library.mempool_follower_learn(expected.handle, at, *names, need)
+        expected.is_unsettled |= not known or (
+            passes and traits.may_pass and footprint.samples < OPTIONS.footprint_samples
+        )
+
+    def learn_view(self, traits: OperatorTraits) -> None:
+        """Let later views by this operation skip the mode."""
+        if (self.is_following or self._learning is not None) and traits.may_pass:
+            schema = traits.function._schema
+            self._library.mempool_follower_learn_view(schema.name.encode(), schema.overload_name.encode())
+
+    def synchronize(self) -> None:
+        """Bring the recording up to the operations that ran without the mode."""
+        if self.is_following:
+            self._iterations.skip_to(self._library.mempool_follower_position())
+
+    def advance(self) -> None:
+        """Bring the interposer up to the operations that the mode ran."""
+        if self.is_following:
+            self._library.mempool_follower_advance(len(self._iterations.current))
+
+    def adopt(self, tensor: torch.Tensor, storage: Any) -> bool:
+        """Register a storage that was made without the mode; return False for others."""
+        code = self._library.mempool_follower_born(storage._cdata) if self.is_following else _UNKNOWN
+        if code != _UNKNOWN:
+            self._register(tensor, storage, code)
+        return bool(code != _UNKNOWN)
+
+    def take_over(self) -> None:
+        """Register the storages that were made without the mode, and complete the recording."""
+        if self.is_following:
+            self.synchronize()
+            self._library.mempool_follower_stop()
+            self.is_following = False
+            self._register_made()
+            self._iterations.restore_recording()
+
+    def _register_made(self) -> None:
+        with hidden_from_program():
+            tensors, codes = torch.ops.mempool_interposer.made()
+        for tensor, code in zip(tensors, codes, strict=True):
+            self._register(tensor, tensor.untyped_storage(), code)
+
+    def _register(self, tensor: torch.Tensor, storage: Any, code: int) -> None:
+        """Register a storage unless known; `code`: when the storage was made, as `follower.hpp` has it."""
+        if self._storages.find(storage) is not None:
+            return
+        born = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
+        if (record := self._storages.register(tensor, storage, born, self._mode.clock)) is None:
+            return
+        if born is None:
+            self._iterations.current.initial_records.append(record)
+        else:
+            self._iterations.bind(record)
+
+    # --- called by the interposer
+
+    def before(self, absent: list[torch.Tensor], at: int) -> None:
+        """Make the moves due before operation `at`, and reload the arguments that are absent."""
+        self.calls += 1
+        mode = self._mode
+        if self._storages.dead:
+            mode.remove_dead()
+        self._iterations.move_before(at, ())
+        records = [
+            record
+            for tensor in absent
+            for _, storage in storages_in(tensor)
+            if (record := self._storages.find(storage)) is not None
+        ]
+        if any(record.state == OFFLOADED for record in records):
+            self._iterations.skip_to(at)
+            mode.admit(0, records)
+        else:
+            self._transfers.reload_each(records)
+        self._iterations.note_finished_reloads(at)
+
+    def after(self, results: list[torch.Tensor], at: int) -> None:
+        """Start the offloads due after operation `at`, whose new storages are these: uint8[n] each."""
+        self.calls += 1
+        rows = self._iterations.actions[at].results
+        for place, (tensor, row) in enumerate(zip(results, rows, strict=False)):
+            if row in self._expected.moving:
+                self._register(tensor, tensor.untyped_storage(), at << _PLACE_BITS | place)
+        self._iterations.move_after(at, ())
+
+    @property
+    def passed(self) -> int:
+        """Return the number of operations that ran without the mode."""
+        return int(self._library.mempool_follower_count() - self._passed_before)

@@ -1,0 +1,91 @@
+"""Callback for transformers' `Trainer` and the trainers that build on it, such as trl's.
+
+    from mempool.torch.integrations.transformers import PoolCallback
+
+    Trainer(model=model, args=arguments, train_dataset=data, callbacks=[PoolCallback()]).train()
+
+Every active logger gets the pool's numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from mempool.torch.integrations.watcher import TrainingWatcher
+
+if TYPE_CHECKING:
+    from mempool.torch.pool import TensorPool
+
+
+class PoolCallback(TrainerCallback):
+    """A pool under a training: watches the optimizer, and adds the pool's numbers to each log.
+
+    Evaluation and prediction follow no plan.
+
+    Attributes:
+        watcher: the pool, and the present phase.
+    """
+
+    def __init__(self, pool: TensorPool | None = None, **options: Any) -> None:
+        """Use `pool`, or the installed one, or install one.
+
+        Args:
+            pool: a pool that serves PyTorch.
+            options: options of `mempool.torch.install`, for a pool that is installed here.
+        """
+        self.watcher = TrainingWatcher(pool, options)
+
+    def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        """Watch the optimizer, which exists from now on."""
+        self._precede_loggers(sys._getframe(1).f_locals.get("self"))
+        self.watcher.watch(optimizer)
+
+    def _precede_loggers(self, handler: Any) -> None:
+        """Move this callback before those of loggers in the handler that calls it: logs pass in this order.
+
+        The first callback of every handler decides whether to evaluate, and stays the first.
+        """
+        callbacks = getattr(handler, "callbacks", None)
+        if isinstance(callbacks, list) and self in callbacks:
+            callbacks.remove(self)
+            callbacks.insert(1, self)
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """End an iteration if the optimizer cannot be watched."""
+        self.watcher.stepped()
+
+    def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+        """Begin an evaluation if the trainer is about to."""
+        if control.should_evaluate:
+            self.watcher.begin("evaluation")
+
+    def on_epoch_end(self, *arguments: Any, **_: Any) -> None:
+        """Begin an evaluation if the trainer is about to."""
+        self.on_step_end(*arguments)
+
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        """Begin an evaluation or a prediction that the program asked for: this is the first event of it."""
+        self.watcher.begin("evaluation")
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        """Go on with the training."""
+        self.watcher.resume()
+
+    def on_predict(self, *_: Any, **__: Any) -> None:
+        """Go on with the training."""
+        self.watcher.resume()
+
+    def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, Any] | None = None, **___: Any) -> None:
+        """Add the pool's numbers to what is logged, and to the history."""
+        metrics = self.watcher.metrics()
+        if logs is not None:
+            logs.update(metrics)
+        if state.log_history:
+            state.log_history[-1].update(metrics)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Stop watching; the pool goes on serving."""
+        self.watcher.end()

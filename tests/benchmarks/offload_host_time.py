@@ -1,0 +1,238 @@
+"""Host time of a training step within a limit, beside the same step without a limit.
+
+    python tests/benchmarks/offload_host_time.py [--programs gpt ...] [--shares 0.8 0.6 0.4] [--rounds 3]
+
+Needs a CUDA build of PyTorch, and no GPU: the programs run on the stand-in, where kernels and copies take no
+time, so that host time is all there is. Each run is a process of its own; runs with and without a limit take
+turns. A figure is the median of medians, in seconds of processor, over the last steps. ``limit`` is
+a share of the live peak without a limit; 1.2 leaves room for everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mempool.hardware.gpu_memory import card
+from mempool.rehearsal import Machine, standin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+STEPS, LAST = 60, 20
+
+
+def language_model(
+    width: int, layers: int, heads: int, words: int, length: int, batch: int
+) -> Callable[[], None]:
+    """Return the step of a GPT with a fused attention and AdamW."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (
+                part.view(*x.shape[:2], heads, -1).transpose(1, 2)
+                for part in self.attend(self.first(x)).chunk(3, dim=-1)
+            )
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.project(y.transpose(1, 2).reshape(x.shape))
+            return x + self.narrow(functional.gelu(self.wide(self.second(x))))
+
+    with torch.device("cuda"):
+        model = nn.Sequential(
+            nn.Embedding(words, width),
+            *(Block() for _ in range(layers)),
+            nn.LayerNorm(width),
+            nn.Linear(width, words),
+        )
+        tokens = torch.randint(0, words, (batch, length))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def pictures() -> Callable[[], None]:
+    """Return the step of a ResNet-50 with SGD."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Bottleneck(nn.Module):
+        def __init__(self, wide: int, width: int, stride: int) -> None:
+            super().__init__()
+            sizes = ((wide, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Conv2d(a, b, k, s, k // 2, bias=False), nn.BatchNorm2d(b))
+                for a, b, k, s in sizes
+            )
+            self.short = None
+            if stride != 1 or wide != 4 * width:
+                self.short = nn.Sequential(
+                    nn.Conv2d(wide, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+                )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = functional.relu(self.layers[1](functional.relu(self.layers[0](x))))
+            return functional.relu(self.layers[2](y) + (x if self.short is None else self.short(x)))
+
+    blocks, wide = [], 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            blocks.append(Bottleneck(wide, width, stride if number == 0 else 1))
+            wide = 4 * width
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000),
+    ).cuda()  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    batch, labels = (
+        torch.randn(64, 3, 224, 224, device="cuda"),
+        torch.zeros(64, dtype=torch.long, device="cuda"),
+    )
+
+    def step() -> None:
+        functional.cross_entropy(model(batch), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def cells() -> Callable[[], None]:
+    """Return the step of an LSTM of 64 unrolled cells."""
+    import torch
+    from torch import nn
+
+    cell, head = nn.LSTMCell(512, 512).cuda(), nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.Adam([*cell.parameters(), *head.parameters()])
+    batch = torch.randn(64, 256, 512, device="cuda")
+
+    def step() -> None:
+        state, loss = None, 0
+        for x in batch:
+            state = cell(x, state)
+            loss = loss + head(state[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+PROGRAMS: dict[str, Callable[[], Callable[[], None]]] = {
+    "gpt": lambda: language_model(768, 12, 12, 50257, 1024, 8),
+    "llama": lambda: language_model(2048, 16, 32, 32000, 2048, 2),
+    "resnet": pictures,
+    "lstm": cells,
+}
+
+
+def run(name: str, limit: int) -> dict[str, Any]:
+    """Train in this process; return the seconds of a step, and the peak in bytes."""
+    import torch
+
+    import mempool.torch
+
+    pool = mempool.torch.install(device="cuda", backend="pluggable", background=False, limit=limit or None)
+    step, seconds = PROGRAMS[name](), []
+    for _ in range(STEPS):
+        begin = time.process_time()
+        step()
+        seconds.append(time.process_time() - begin)
+        pool.plan_now()
+    values = pool.report().to_dict().get("swapping") or {}
+    return {
+        "seconds": statistics.median(seconds[-LAST:]),
+        "live": pool.client.stats()["live"]["peak"],
+        "reserved": torch.cuda.max_memory_reserved(),
+        "moved": values.get("iteration_out_bytes", 0) + values.get("iteration_in_bytes", 0),
+        "moves": values.get("moves"),
+        "values": values,
+    }
+
+
+def in_child(*arguments: Any) -> dict[str, Any]:
+    """Call `run` in a forked process, which has PyTorch and the stand-in and has not used them."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            result = run(*arguments)
+        except BaseException:
+            result = {"error": traceback.format_exc()}
+        os.write(writer, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        result: dict[str, Any] = json.loads(answer.read())
+    os.wait()
+    if "error" in result:
+        raise SystemExit(result["error"])
+    return result
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--shares", nargs="+", type=float, default=[1.2, 0.8, 0.6])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        standin.write_libraries(Path(folder), standin.find_installation())
+        os.environ[standin.SETTINGS] = Machine(card("H100")).settings(standin.find_installation())
+        standin.load(Path(folder))
+        compare(options.programs, options.shares, options.rounds)
+
+
+def compare(programs: list[str], shares: list[float], rounds: int) -> None:
+    """Print a line for each program and share of the peak."""
+    import torch
+    import torch._dynamo  # for all processes, as a limit imports it
+
+    import mempool.torch
+
+    print(f"PyTorch {torch.__version__}, mempool at {mempool.torch.__file__}")
+    for name in programs:
+        live = in_child(name, 0)["live"]
+        for share in shares:
+            pairs = [(in_child(name, int(share * live)), in_child(name, 0)) for _ in range(rounds)]
+            within, without = (
+                statistics.median(one["seconds"] for one in column) for column in zip(*pairs, strict=True)
+            )
+            last = pairs[-1][0]
+            print(
+                f"{name:8} limit {share:.2f}: {1e3 * within:7.1f} ms, without {1e3 * without:6.1f} ms:"
+                f" {within / without:5.2f} x; moves {last['moves']}, moved {last['moved'] / MIB:,.0f} MiB;"
+                f" reserved {last['reserved'] / live:.3f}; {last['values'].get('bypassed')} bypassed,"
+                f" {last['values'].get('diverged')} diverged, {last['values'].get('evicted')} evicted,"
+                f" {last['values'].get('on_demand')} on demand",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

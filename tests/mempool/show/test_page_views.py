@@ -1,0 +1,428 @@
+"""Pages in a browser: owners, stacks, swaps, notes and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pages import place, resting, tooltip, visible, window
+from shown import four_buffers
+from swap_steps import one_move, step_from
+
+from mempool.show import Figure, content, figure, swap_scene
+from solvers.swap import Link
+from traces import Buffers, EventType, Trace
+from traces.trace import RANGE_BEGIN, RANGE_END
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+pytestmark = pytest.mark.browser
+KIB = 1024
+
+
+@pytest.fixture
+def page(visit: Callable[..., Any]) -> Any:
+    """Four buffers of the modules up (0 and 2) and none (1 and 3), and of three categories."""
+    names = (*four_buffers().names, "up", "weights", "(unknown)")
+    module = [8, -1, -1, 8, -1, -1, -1, -1]
+    category = [9, 9, -1, 10, -1, -1, -1, -1]
+    trace = four_buffers(names=names, module=module, category=category)
+    return visit(figure(trace, frames=True).html())
+
+
+def rows(page: Any) -> list[str]:
+    """The first cells of the table."""
+    return [row.split("\t")[0].strip() for row in page.locator("#composition tbody tr").all_inner_texts()]
+
+
+def found(page: Any) -> list[int]:
+    said: list[int] = page.evaluate(
+        "Array.from(mempoolShow.matches ?? []).flatMap((yes, row) => yes ? [row] : [])"
+    )
+    return said
+
+
+def marked(page: Any, how: str) -> list[str]:
+    return [text.split("\t")[0].strip() for text in page.locator(f"#composition tr.{how}").all_inner_texts()]
+
+
+def test_every_owner_grouping_is_selectable(page: Any) -> None:
+    kinds = ["category", "frame", "module", "operation", "stream", "size", "buffer"]
+    assert page.locator("#by option").all_inner_texts() == kinds
+    tables = {
+        "category": ["(unknown)", "weights", "(unknown)"],
+        "frame": ["three.py:3", "two.py:2", "four.py:4", "one.py:1"],
+        "module": ["up", "(unknown)"],
+        "operation": ["three", "two", "four", "one"],
+        "stream": ["0", "7"],
+        "size": ["400.00 KiB (409,600 B)", "200.00 KiB (204,800 B)", "100.00 KiB (102,400 B)"],
+        "buffer": ["#2 three", "#1 two", "#3 four", "#0 one"],
+    }
+    for kind, expected in tables.items():
+        page.select_option("#by", kind)
+        assert rows(page) == expected
+        assert page.locator("#what").inner_text() == kind
+
+
+def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
+    for kind, row, expected in [
+        ("module", 0, [0, 2]),
+        ("module", 1, [1, 3]),
+        ("buffer", 1, [1]),
+        ("size", 2, [0, 3]),
+    ]:
+        page.select_option("#by", kind)
+        page.locator("#composition tbody tr button").nth(row).click()
+        assert found(page) == expected
+        assert page.locator("#found").inner_text().startswith(f"{len(expected)} buffer")
+    page.focus("#figure")
+    page.keyboard.press("Escape")
+    assert (found(page), page.locator("#search").input_value()) == ([], "")
+
+
+def test_buffer_marks_its_row(page: Any) -> None:
+    page.select_option("#by", "operation")
+    page.mouse.move(*place(page, 4.5, 300 * KIB))
+    assert marked(page, "pointed") == ["three"]
+    page.mouse.click(*place(page, 4.5, 300 * KIB))
+    page.mouse.move(*place(page, 0.5, 50 * KIB))
+    assert (marked(page, "pointed"), marked(page, "chosen")) == (["one"], ["three"])
+    page.mouse.move(*place(page, 0.5, 600 * KIB))
+    assert marked(page, "pointed") == []
+
+
+def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
+    count = 150
+    trace = Trace.of(
+        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,
+        operation=np.arange(count), names=[f"op {k}" for k in range(count)],
+    )  # fmt: skip
+    page = visit(figure(trace).html())
+    assert (len(rows(page)), rows(page)[-1]) == (101, "and 50 more")
+    page.evaluate("mempoolShow.choose(3)")
+    assert (rows(page)[-1], marked(page, "chosen")) == ("op 3", ["op 3"])
+    page.focus("#figure")
+    page.keyboard.press("Escape")
+    assert len(rows(page)) == 101
+
+
+def test_colours_of_the_table_equal_the_picture(visit: Callable[..., Any]) -> None:
+    """The fourteen largest owners have a colour of their own, the largest first, the unknown is grey."""
+    count = 40
+    operation = np.append(np.arange(count - 1), -1)
+    trace = Trace.of(
+        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000, address=np.arange(count) * 10**6,
+        operation=operation, names=[f"op {k}" for k in range(count - 1)],
+    )  # fmt: skip
+    page = visit(figure(trace).html())
+    page.click("#addresses")
+    swatches = page.evaluate(
+        "[...document.querySelectorAll('#composition i')].map((one) => one.style.background)"
+    )
+    assert rows(page)[:3] == ["(unknown)", "op 38", "op 37"]
+    assert len({colour.replace(" ", "") for colour in swatches[:15]}) == 15
+    drawn = page.evaluate("Array.from(mempoolShow.colour, (one) => mempoolShow.palette.css[one & ~1])")
+    assert [colour.replace(" ", "") for colour in swatches] == drawn[::-1]
+
+
+@pytest.mark.parametrize("name", ["<b>", "a=b", " spaced ", "#1", "=4MiB", "x" * 1000])
+def test_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str) -> None:
+    trace = Trace.of([0, 0], [0, 1], [5, 6], operation=[0, 1], names=(name, f"more {name}"))
+    page = visit(figure(trace).html())
+    page.locator("#composition tbody tr button").nth(1).click()
+    assert found(page) == [0]
+
+
+@pytest.fixture
+def stacked(visit: Callable[..., Any]) -> Any:
+    return visit(figure(four_buffers(), frames=True, title="four").html())
+
+
+def under(stacked: Any, time: float, kib: float) -> str | None:
+    """Return the buffer named by the tooltip at a place."""
+    stacked.mouse.move(*place(stacked, time, kib * KIB))
+    said = tooltip(stacked)
+    return said.splitlines()[0] if said else None
+
+
+def test_oldest_buffer_is_lowest_and_others_slide_down(stacked: Any) -> None:
+    assert stacked.locator("#stacked").get_attribute("aria-pressed") == "true"
+    assert visible(stacked) == [0, 1, 2, 3]
+    assert [under(stacked, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
+    assert [under(stacked, 2.5, kib) for kib in (50, 150, 210)] == ["buffer #1", "buffer #1", None]
+    assert [under(stacked, 4.5, kib) for kib in (150, 300, 650, 710)] == [
+        "buffer #1",
+        "buffer #2",
+        "buffer #3",
+        None,
+    ]
+
+
+def test_outline_of_a_buffer_follows_the_buffers_below(stacked: Any) -> None:
+    stacked.mouse.click(*place(stacked, 4.5, 300 * KIB))
+    data = stacked.evaluate("mempoolShow.models.chosen.data")
+    assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
+    assert data["time"] == pytest.approx([3, 5, 5, 6, 6, 5, 5, 3], abs=0.02)
+    assert "#2" in stacked.locator("#chosen").inner_text()
+
+
+def test_grouped_owners_are_stacked_by_their_bytes(stacked: Any) -> None:
+    """Buffer 2 is the largest at the peak, and therefore lowest."""
+    stacked.focus("#figure")
+    stacked.keyboard.press("g")
+    assert stacked.locator("#together").is_checked()
+    assert [under(stacked, 4.5, kib) for kib in (150, 500, 650)] == ["buffer #2", "buffer #1", "buffer #3"]
+    stacked.keyboard.press("g")
+    assert under(stacked, 4.5, 150) == "buffer #1"
+
+
+def test_found_buffers_are_lowest(stacked: Any) -> None:
+    stacked.fill("#search", "stream=7")
+    assert [under(stacked, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
+
+
+def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
+    """One event of a hundred thousand holds a GiB: visible, although a pixel is some hundred events wide."""
+    start = np.arange(100_000)
+    size = np.full(100_000, 1000)
+    start[60_000], size[60_000] = 60_000, 1 << 30
+    stacked = visit(figure(Buffers.of(start, start + 1, size)).html())
+    assert 60_000 in visible(stacked)
+    assert stacked.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
+
+
+def test_small_pieces_are_a_single_grey_band(
+    visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the capacity of a stacked, the picture is still as high as the load, and the stacked says so."""
+    monkeypatch.setattr(content, "MOST_NUMBERS", 40)
+    buffers = Buffers.of([0] * 100, [100] * 100, [1000] * 10 + [10] * 90)
+    stacked = visit(figure(buffers).html())
+    assert len(visible(stacked)) == 10
+    assert "the largest 10 one by one, the others grey" in stacked.locator("#facts").inner_text()
+    stacked.mouse.move(*place(stacked, 50, 10_450))
+    assert tooltip(stacked) is None
+    painted = """(bytes) => {
+      const {drawn} = mempoolShow, {width, height, bottom, top} = drawn
+      return drawn.image[Math.floor((bytes - bottom) / (top - bottom) * height) * width + (width >> 1)] !== 0
+    }"""
+    heights = (9_990, 10_450, 10_890, 10_920)
+    assert [stacked.evaluate(painted, high) for high in heights] == [True, True, True, False]
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def swaps(visit: Callable[..., Any]) -> Any:
+    """A swaps of ten operations of a second: a 4 MiB buffer is away from 3 to 7, in favour of another."""
+    step = step_from([1.0] * 10, [(4 * MIB, [(0, True), (9, False)]), (4 * MIB, [(4, True), (5, False)])])
+    schedule = one_move((0, 0, 0, 3, 7, 9))
+    link = Link(0.0, 1 / (2 * MIB), 0.0, 1 / (2 * MIB))
+    return visit(Figure(swap_scene(step, link, schedule, limit=4 * MIB, title="swaps")).html())
+
+
+def data_rows(swaps: Any, source: str, *names: str) -> list[tuple[Any, ...]]:
+    data = swaps.evaluate(f"mempoolShow.models.{source}.data")
+    return sorted(zip(*(data[name] for name in names), strict=True))
+
+
+def test_stays_absences_and_copies_are_drawn(swaps: Any) -> None:
+    """Stays as rectangles, the absence as an outline, copies from asked for to waited for, a mark on each."""
+    edges = ("row", "left", "right", "bottom", "top")
+    stays = [(0, 0, 3, 0, 4 * MIB), (0, 7, 10, 0, 4 * MIB), (1, 4, 6, 0, 4 * MIB)]
+    assert data_rows(swaps, "large", *edges) == stays
+    assert data_rows(swaps, "absent", *edges) == [(0, 3, 7, 0, 4 * MIB)]
+    assert data_rows(swaps, "copies", *edges) == [(0, 1, 3, 0, 4 * MIB), (0, 7, 9, 0, 4 * MIB)]
+    assert data_rows(swaps, "marks", "time", "address") == [(1, 2 * MIB), (7, 2 * MIB)]
+    assert len(set(swaps.evaluate("mempoolShow.models.marks.data.colour"))) == 2
+    assert "copied to the host" in swaps.locator("#legend").inner_text()
+
+
+def test_load_before_and_after_swapping_is_drawn(swaps: Any) -> None:
+    assert max(swaps.evaluate("Array.from(mempoolShow.models.before.data.bytes)")) == 8 * MIB
+    assert max(swaps.evaluate("Array.from(mempoolShow.models.curve.data.bytes)")) == 4 * MIB
+    assert swaps.evaluate("mempoolShow.models.load.y_range.end") > 8 * MIB
+    facts = swaps.locator("#facts").inner_text()
+    for said in ("8 MiB without swaps", "planned for 4 MiB", "1 move of 4 MiB", "takes 0.0% longer"):
+        assert said in facts
+
+
+A, F, MARK, RESERVE, REFUSED = (
+    EventType.ALLOC,
+    EventType.FREE,
+    EventType.MARK,
+    EventType.RESERVE,
+    EventType.REFUSED,
+)
+
+
+@pytest.fixture
+def notes(visit: Callable[..., Any]) -> Any:
+    """A notes of a step with a forward of two layers, the second of which runs out of memory."""
+    trace = Trace.of(
+        [MARK, MARK, A, MARK, MARK, A, REFUSED, MARK, MARK, MARK, F],
+        [-1, -1, 0, -1, -1, 1, -1, -1, -1, -1, 0],
+        [0, 0, 4 * MIB, 0, 0, 8 * MIB, 6 * MIB, 0, 0, 0, 0],
+        operation=[2, 3, -1, 3, 3, -1, -1, 3, 2, 4, -1],
+        category=[0, 0, -1, 1, 0, -1, -1, 1, 1, -1, -1],
+        stack=[-1, -1, 5, -1, -1, 6, 7, -1, -1, -1, -1],
+        names=(
+            RANGE_BEGIN, RANGE_END, "forward", "layer", "step", "linear.py:3 forward\ntrain.py:9 step",
+            "\n".join(f"deep.py:{k} f" for k in range(60)), "attention.py:42 scores\ntrain.py:9 step",
+        ),
+        metadata={"refused.device_free": str(MIB)},
+    )  # fmt: skip
+    return visit(figure(trace, frames=True, title="died").html())
+
+
+def on_strip(notes: Any, time: float, row: float) -> tuple[float, float]:
+    """Return the screen position of a time and a row of the strip."""
+    x, y = notes.evaluate(
+        """([time, row]) => {
+          const view = Bokeh.index.find_one_by_id(mempoolShow.models.strip.id)
+          const box = view.canvas_view.el.getBoundingClientRect()
+          return [box.left + view.frame.x_scale.compute(time), box.top + view.frame.y_scale.compute(row)]
+        }""",
+        [time, row],
+    )
+    return x, y
+
+
+def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> None:
+    """A line from the live bytes upwards by the requested bytes, in either picture."""
+    assert "out of memory: 1 request refused, the largest 6.00 MiB" in notes.locator("#facts").inner_text()
+    said = notes.locator("#refused li").first.inner_text()
+    assert said.startswith("6.00 MiB at 6, 1.00 MiB free on the device, asked for by attention.py:42 scores")
+    line = {"time": [6], "low": [12 * MIB], "high": [18 * MIB]}
+    assert notes.evaluate("mempoolShow.models.refused.data") == line
+    assert notes.evaluate("mempoolShow.models.refused_below.data") == line
+    assert notes.evaluate("mempoolShow.models.refused_label.data.text") == ["out of memory: 6.00 MiB refused"]
+    assert notes.evaluate("mempoolShow.models.load.y_range.end") >= 18 * MIB
+    notes.locator("#refused summary").click()
+    assert notes.locator("#refused ol li").all_inner_texts() == ["attention.py:42 scores", "train.py:9 step"]
+    notes.locator("#refused button").click()
+    assert notes.evaluate("mempoolShow.time") == 6
+    assert window(notes)["left"] < 6 < window(notes)["right"]
+
+
+def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
+    trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
+    notes = visit(figure(trace).html())
+    assert notes.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
+    assert notes.evaluate("mempoolShow.models.addresses.y_range.end") < 3 * MIB
+
+
+def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
+    for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
+        trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
+        notes = visit(figure(trace).html())
+        assert notes.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
+
+
+def test_ranges_and_marks_are_a_strip(notes: Any) -> None:
+    """Ranges are drawn by depth with their names, marks above."""
+    data = notes.evaluate("mempoolShow.models.ranges.data")
+    assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
+    texts = notes.evaluate("mempoolShow.models.named.data_source.data.text")
+    assert texts == ["forward", "layer", "layer", "step"]
+    notes.mouse.move(*on_strip(notes, 5, -1.5))
+    assert (tooltip(notes) or "").splitlines() == ["range layer", "time 4 to 7"]
+    notes.mouse.move(*on_strip(notes, 9, 0.5))
+    assert (tooltip(notes) or "").splitlines() == ["mark step", "at 9"]
+    notes.mouse.click(*on_strip(notes, 5, -1.5))
+    resting(notes)
+    assert (window(notes)["left"], window(notes)["right"]) == (4, 7)
+
+
+def test_stack_of_a_buffer_is_shown_whole(notes: Any) -> None:
+    notes.mouse.move(*place(notes, 4.5, 2 * MIB))
+    lines = (tooltip(notes) or "").splitlines()
+    assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
+    notes.mouse.click(*place(notes, 8, 9 * MIB))
+    assert "more lines: click for all" in (tooltip(notes) or "")
+    said = notes.locator("#chosen").inner_text()
+    assert all(f"deep.py:{k} f" in said for k in range(60))
+
+
+def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:
+    trace = Trace.of(
+        [RESERVE, A, A], [-1, 0, 1], [1000, 100, 200], address=[0, 0, 500], operation=[-1, 0, 1],
+        names=("one", "two"), metadata={"history.0": "absent", "live_before.0": "300"},
+    )  # fmt: skip
+    notes = visit(figure(trace, title="end").html())
+    assert notes.locator("h1").inner_text() == "end · state at the end"
+    assert notes.locator("#facts").inner_text() == "2 buffers · alive 300 B · reserved 1000 B"
+    assert "only the state at the end is known" in notes.locator("#caveats").inner_text()
+    assert not notes.evaluate("mempoolShow.models.load.visible")
+    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
+    for picture, high in (("#addresses", 600), ("#stacked", 200)):
+        notes.click(picture)
+        assert visible(notes) == [0, 1]
+        middle = notes.evaluate("(mempoolShow.first + mempoolShow.last) / 2")
+        notes.mouse.click(*place(notes, middle, high))
+        assert "buffer #1" in (tooltip(notes) or "")
+        assert "lifetime" not in (tooltip(notes) or "")
+        assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
+    assert notes.locator("#peak").is_disabled()
+    notes.focus("#figure")
+    notes.keyboard.press("ArrowLeft")
+    resting(notes)
+    notes.mouse.click(*place(notes, notes.evaluate("mempoolShow.first") - 0.1, 100))
+    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
+
+
+STATE = """() => [mempoolShow.picture, mempoolShow.index, mempoolShow.by, mempoolShow.together,
+  mempoolShow.time, mempoolShow.chosen, document.getElementById("search").value]"""
+
+
+@pytest.fixture
+def linked(visit: Callable[..., Any]) -> Any:
+    return visit(figure(four_buffers(), allocators=["first_fit"], title="four").html())
+
+
+def test_page_address_restores_the_whole_view_state(linked: Any) -> None:
+    linked.select_option("#view", "1")
+    linked.click("#stacked")
+    linked.select_option("#by", "stream")
+    linked.check("#together")
+    linked.fill("#search", "operation=two")
+    linked.mouse.click(*place(linked, 4.5, 150 * KIB))
+    linked.click("#in")
+    linked.wait_for_function("location.hash.includes('search')")
+    linked.wait_for_timeout(400)
+    before = (linked.evaluate(STATE), window(linked), visible(linked))
+    assert before[0] == ["stacked", 1, "stream", True, 4, 1, "operation=two"]
+    linked.reload()
+    linked.wait_for_function("window.mempoolShow !== undefined && mempoolShow.drawn !== undefined")
+    now = (linked.evaluate(STATE), window(linked), visible(linked))
+    assert (now[0], now[2]) == (before[0], before[2])
+    assert now[1] == pytest.approx(before[1])
+    assert linked.locator("#composition tr.chosen").count() == 1
+
+
+def test_changed_page_address_changes_the_view(linked: Any) -> None:
+    linked.evaluate("location.hash = 'picture=stacked&owner=operation&time=1'")
+    linked.wait_for_function("mempoolShow.picture === 'stacked'")
+    assert linked.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
+    linked.evaluate("location.hash = ''")
+    linked.wait_for_function("mempoolShow.picture === 'addresses'")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "view=99&picture=__proto__&owner=constructor&piece=-1&x=5~1&y=NaN~Infinity&time=NaN",
+        "view=1.5&piece=1e99&x=0~Infinity&time=Infinity&owner=frame",
+        "<script>alert(1)</script>",
+        "%ff%00&&&==",
+    ],
+)
+def test_invalid_page_address_does_no_harm(linked: Any, state: str) -> None:
+    linked.evaluate("(state) => { location.hash = state }", state)
+    linked.wait_for_timeout(400)
+    assert linked.evaluate(STATE)[:2] == ["addresses", 0]
+    assert visible(linked) == [0, 1, 2, 3]

@@ -1,0 +1,51 @@
+"""Callbacks of `mempool.torch.integrations` in trainings by the real frameworks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import told_by
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module", params=["transformers", "lightning", "accelerate"])
+def said(request: pytest.FixtureRequest) -> Any:
+    """What a training says without and with the callback of a framework."""
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("OMP_NUM_THREADS", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("HF_HUB_OFFLINE", "1")):
+            patch.setenv(name, value)
+        return told_by(Path(__file__).with_name("integrated.py"), request.param)
+
+
+def test_training_with_a_callback_is_bit_identical(said: Any) -> None:
+    assert said["pooled"]["parameters"] == said["plain"]["parameters"]
+
+
+def test_callback_ends_an_iteration_with_each_real_step(said: Any) -> None:
+    assert said["pooled"]["iterations"] == said["pooled"]["metrics"]["steps"] == STEPS
+
+
+def test_logger_gets_the_numbers_of_the_pool(said: Any) -> None:
+    steps = [log["mempool/steps"] for log in said["pooled"]["logged"] if "mempool/steps" in log]
+    assert len(steps) >= 4
+    assert steps == sorted(steps)
+    assert steps[-1] == STEPS
+    numbers = {key for log in said["pooled"]["logged"] for key in log if key.startswith("mempool/")}
+    assert {"mempool/hits", "mempool/hit_rate", "mempool/reserved_bytes"} <= numbers
+    assert "mempool/state" not in numbers
+
+
+def test_evaluation_follows_no_plan(said: Any) -> None:
+    assert len(said["pooled"]["dynamic"]) >= 3
+    assert all(said["pooled"]["dynamic"])
+    assert said["pooled"]["phase"] == "training"
+
+
+def test_history_of_transformers_has_the_numbers_of_the_pool(said: Any) -> None:
+    assert said["pooled"].get("history", True)
