@@ -1,8 +1,4 @@
-"""Processes with PyTorch's CUDA build on the stand-in.
-
-Queues run late, copies move bytes, and it is a fault if copies or fills of two streams use the same memory
-without an order.
-"""
+"""Processes with PyTorch's CUDA build on the stand-in, whose queues run late and whose copies move bytes."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("libraries")
     standin.write_libraries(folder, installation)
     settings = Machine(devices=2, values="copied").settings(installation)
-    settings += ",queues=late,handles=own,arguments=/dev/null"
-    return {standin.FOLDER: str(folder), standin.SETTINGS: settings}
+    return {standin.FOLDER: str(folder), standin.SETTINGS: f"{settings},queues=late,handles=own"}
 
 
 @pytest.fixture(scope="module")
