@@ -1,4 +1,8 @@
-"""Processes with PyTorch's CUDA build on the stand-in, whose queues run late and whose copies move bytes."""
+"""Processes with PyTorch's CUDA build on the stand-in.
+
+Queues run late, copies move bytes, and it is a fault if copies or fills of two streams use the same memory
+without an order.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("libraries")
     standin.write_libraries(folder, installation)
     settings = Machine(devices=2, values="copied").settings(installation)
-    return {standin.FOLDER: str(folder), standin.SETTINGS: f"{settings},queues=late,handles=own"}
+    settings += ",queues=late,handles=own,arguments=/dev/null"
+    return {standin.FOLDER: str(folder), standin.SETTINGS: settings}
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,30 @@ def test_memory_that_queued_work_uses_is_a_fault_to_free_by_the_driver_alone(cud
     assert cuda.faults() == ["memory is freed that queued work uses"]
 
 
+@on_standin("queues=late,arguments=/dev/null")
+def test_streams_that_share_a_divided_block_conflict_in_the_same_bytes_alone(cuda: Cuda) -> None:
+    first, second = (cuda.get("cudaStreamCreateWithFlags", 1) for _ in range(2))
+    event, block = cuda.get("cudaEventCreate"), cuda.get("cudaMalloc", 1024)
+    cuda.do("cudaMemsetAsync", block, 0, 1024, first)
+    cuda.do("cudaEventRecord", event, first)
+    cuda.do("cudaStreamWaitEvent", second, event, 0)
+    cuda.do("cudaMemsetAsync", block, 0, 512, second)
+    cuda.do("cudaMemsetAsync", block + 512, 0, 512, first)
+    assert cuda.faults() == []
+    cuda.do("cudaMemsetAsync", block, 0, 512, first)
+    assert len(cuda.faults()) == 1
+
+
+@on_standin("queues=late,arguments=/dev/null")
+def test_small_use_leaves_a_larger_earlier_use_in_conflict_with_other_streams(cuda: Cuda) -> None:
+    first, second = (cuda.get("cudaStreamCreateWithFlags", 1) for _ in range(2))
+    block = cuda.get("cudaMalloc", 1024)
+    cuda.do("cudaMemsetAsync", block, 0, 1024, first)
+    cuda.do("cudaMemsetAsync", block, 0, 512, first)
+    cuda.do("cudaMemsetAsync", block + 512, 0, 512, second)
+    assert len(cuda.faults()) == 1
+
+
 @on_standin("values=copied")
 def test_graphs_hold_captured_work_until_they_are_launched(cuda: Cuda) -> None:
     stream, block = cuda.get("cudaStreamCreateWithFlags", 1), cuda.get("cudaMalloc", 64)

@@ -29,6 +29,11 @@ def driver() -> FakeCuda:
     return FakeCuda(LIBRARY, None)
 
 
+def check_faults() -> None:
+    faults = driver().faults
+    assert not faults, faults
+
+
 def wait_for_device() -> None:
     with _CAPTURING:
         torch.cuda.synchronize()
@@ -67,24 +72,28 @@ class Program:
         self._tensors: list[Tensor] = []
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Tensor, torch.Tensor]] = []
         self.replays = 0
+        self.before_order: Callable[[], object] = lambda: None
         self._steps: list[Callable[[], object]] = [
             *[self._make] * 6, *[self._use] * 8, *[self._free] * 3, *[self._free_and_join] * 2,
             *[self._capture] * 2, *[self._replay] * 2, self._wait, self._mark,
         ]  # fmt: skip
 
+    def step(self) -> None:
+        self._random.choice(self._steps)()
+        if len(self._tensors) > 30:
+            self._free()
+        check_faults()
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self._random.choice(self._steps)()
-            if len(self._tensors) > 30:
-                self._free()
-            assert self._driver.faults == []
+            self.step()
         for tensor in self._tensors:
             self._expect(tensor, self._streams[0])
         self._tensors.clear()
         self._graphs.clear()
         gc.collect()
         wait_for_device()
-        assert self._driver.faults == []
+        check_faults()
 
     def _any(self) -> Tensor | None:
         return self._random.choice(self._tensors) if self._tensors else None
@@ -101,8 +110,8 @@ class Program:
             copy = tensor.data.clone()
             self._driver.expect(stream.cuda_stream, copy.data_ptr(), copy.numel(), tensor.value)
 
-    @staticmethod
-    def _order(stream: torch.cuda.Stream, others: Any) -> None:
+    def _order(self, stream: torch.cuda.Stream, others: Any) -> None:
+        self.before_order()
         for other in others:
             if other != stream:
                 stream.wait_stream(other)
@@ -133,11 +142,17 @@ class Program:
                 self._tensors.pop(self._random.randrange(len(self._tensors)))
 
     def _free_and_join(self) -> None:
-        """Free a tensor that another stream uses, and let the tensor's own stream wait for that."""
+        """Free a tensor that another stream uses, and let the tensor's own stream wait for that.
+
+        The wait may follow the free, but precedes the own stream's next allocation. On the default stream, on
+        which another thread may allocate in between, it precedes the free.
+        """
         if (tensor := self._any()) is not None:
             self._expect(tensor, self._random.choice(self._streams))
-            self._tensors.remove(tensor)
             owner, users = tensor.owner, tensor.users
+            if self._in_thread and owner == self._streams[0]:
+                self._order(owner, users)
+            self._tensors.remove(tensor)
             del tensor
             self._order(owner, users)
 
@@ -211,7 +226,15 @@ def run_on_threads(seed: int, pool: mempool.torch.TensorPool) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == []
+    assert not errors, errors
+
+
+def run_interleaved(seed: int, pool: mempool.torch.TensorPool) -> None:
+    """Run a program, and a step of another, as if of another thread, before each wait of a stream."""
+    program, other = (Program(100 * seed + number, pool, in_thread=True) for number in range(2))
+    program.before_order = other.step
+    program.run(120)
+    other.run(0)
 
 
 def check_nothing_is_left(pool: mempool.torch.TensorPool) -> None:
@@ -220,4 +243,4 @@ def check_nothing_is_left(pool: mempool.torch.TensorPool) -> None:
     pool.close()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0
-    assert driver().faults == []
+    check_faults()

@@ -11,8 +11,9 @@ class Order {
   // Name the work that conflicts with a use of memory; null: none.
   const char* conflict(const Stream& stream, const Range& range) const {
     const char* found = nullptr;
-    each(range, [&](const Accesses& accesses) {
+    each(range, [&](std::uintptr_t begin, const Accesses& accesses) {
       for (const Access& access : accesses.last) {
+        if (begin + access.bytes <= range.begin) continue;
         const auto before = stream.before.find(access.stream);
         const bool ordered = before != stream.before.end() && access.position < before->second;
         if (access.stream != &stream && !ordered && (access.writes || range.writes)) found = access.name;
@@ -23,13 +24,13 @@ class Order {
   void add(const Stream& stream, const Range& range, const char* name) {
     Accesses& accesses = accesses_[range.begin];
     accesses.bytes = std::max(accesses.bytes, range.bytes);
-    const Access access{&stream, stream.queued, range.writes, name};
-    for (Access& last : accesses.last) {
-      if (last.stream != &stream || last.writes != range.writes) continue;
-      last = access;
-      return;
-    }
-    accesses.last.push_back(access);
+    const Access access{&stream, stream.queued, range.bytes, range.writes, name};
+    std::vector<Access>& last = accesses.last;
+    const auto covered = [&](const Access& one) {
+      return one.stream == &stream && one.writes == range.writes && one.bytes <= range.bytes;
+    };
+    last.erase(std::remove_if(last.begin(), last.end(), covered), last.end());
+    last.push_back(access);
   }
   void forget(const Range& range) {
     accesses_.erase(accesses_.lower_bound(range.begin), accesses_.lower_bound(range.begin + range.bytes));
@@ -43,6 +44,7 @@ class Order {
   struct Access {  // the last of its kind by a stream
     const Stream* stream;
     std::uint64_t position;  // in the stream
+    std::size_t bytes;
     bool writes;
     const char* name;
   };
@@ -55,7 +57,7 @@ class Order {
   void each(const Range& range, Visit visit) const {
     auto at = accesses_.lower_bound(range.begin);
     if (at != accesses_.begin() && std::prev(at)->first + std::prev(at)->second.bytes > range.begin) --at;
-    for (; at != accesses_.end() && at->first < range.begin + range.bytes; ++at) visit(at->second);
+    for (; at != accesses_.end() && at->first < range.begin + range.bytes; ++at) visit(at->first, at->second);
   }
 
   std::map<std::uintptr_t, Accesses> accesses_;  // by the first byte
