@@ -128,7 +128,7 @@ def test_iterations_that_diverge_anywhere_lose_no_bytes(pool: mempool.torch.Tens
     program.iterate(usual)
 
 
-def test_iteration_like_the_last_one_calls_python_for_moves_only(pool: mempool.torch.TensorPool) -> None:
+def test_iteration_like_the_last_calls_python_for_moves_only(pool: mempool.torch.TensorPool) -> None:
     program = Tensors()
     settle(pool, lambda: program.iterate(list(range(COUNT))))
     mode = mode_of(pool)
