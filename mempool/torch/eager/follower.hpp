@@ -173,20 +173,11 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     const std::lock_guard lock(operations().mutex);
     const Operation& operation = operations().of(op);
     traits = operation.traits;
-    if (traits.composite) return false;
-    if (!traits.views) {
-      if (all.at >= all.expected->size()) return false;
-      expected = &(*all.expected)[all.at];
-      if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
-          signature_of(op, *stack, operation, storages) != expected->signature) return false;
-      for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), written);
-    }
-  }
-  if (traits.views) {  // a parked storage has its size and bytes
-    const Ours ours;
-    const Hidden hidden;
-    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-    return true;
+    if (traits.composite || all.at >= all.expected->size()) return false;
+    expected = &(*all.expected)[all.at];
+    if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
+        signature_of(op, *stack, operation, storages) != expected->signature) return false;
+    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), written);
   }
   if (all.may_lack(expected->need)) return false;
   const auto at = static_cast<std::int64_t>(all.at);
@@ -261,12 +252,6 @@ MEMPOOL_EXPORT int mempool_follower_learn(std::vector<Expected>* table, std::siz
     known.actions = Expected::kSeen;
   }
   return same ? 1 : 0;
-}
-
-// Learn that the operation on its way to the mode makes views.
-MEMPOOL_EXPORT void mempool_follower_learn_view(const char* name, const char* overload) {
-  const std::lock_guard lock(operations().mutex);
-  if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->traits.views = true;
 }
 
 // Set what is due at each of the `size` operations of a table.

@@ -148,7 +148,13 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     run_bypassed(op, below, stack);
     return;
   }
-  const bool awaits = follower().sees_alone(below);
+  const Traits traits = traits_of(op);
+  const bool sees_it_alone = std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
+    const void* const one = mode.load(std::memory_order_acquire);
+    return one != nullptr && sees_alone(one, below);
+  });
+  if (sees_it_alone && traits.views && run_view(op, below, stack)) return;
+  const bool awaits = sees_it_alone && follower().sees_alone(below);
   if (awaits && run_followed(op, below, stack)) return;
   Devices unseen{}, all_devices{};
   bool sees = false;
@@ -158,20 +164,19 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     unseen[at] = mode != nullptr && !will_see(mode, below);
     sees |= mode != nullptr && !unseen[at];
   }
-  const Traits traits = traits_of(op);
-  const bool sees_alone = sees && TorchDispatchModeTLS::stack_len() == 1;
-  if (sees_alone && are_numbers(op, *stack)) {
+  const bool is_only = sees && TorchDispatchModeTLS::stack_len() == 1;
+  if (is_only && are_numbers(op, *stack)) {
     const Hidden hidden;  // the mode would get Python numbers, which the operation does not take back
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-  } else if (sees_alone && below.has(DispatchKey::Tracer)) {
+  } else if (is_only && below.has(DispatchKey::Tracer)) {
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_devices, false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
     run_lent(op, below, stack, all_devices, traits.lent == Lent::kIntegers, traits.writes);
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
-  } else if (awaits) {
-    run_awaited(op, below, stack, signature_of(op, *stack));
+  } else if (sees_it_alone) {
+    run_awaited(op, below, stack, awaits ? signature_of(op, *stack) : 0);
   } else {
     op.redispatchBoxed(below, stack);
   }
@@ -231,6 +236,12 @@ MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy
 // before the pool.
 MEMPOOL_EXPORT c10::Allocator* mempool_interposer_allocator(c10::StorageImpl* storage) {
   return storage->device_type() == c10::DeviceType::CPU ? c10::GetAllocator(c10::DeviceType::CPU) : storage->allocator();
+}
+
+// Learn that the operation on its way to the mode makes views, or reads a number.
+MEMPOOL_EXPORT void mempool_interposer_learn_view(const char* name, const char* overload) {
+  const std::lock_guard lock(operations().mutex);
+  if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->traits.views = true;
 }
 
 // Note that a storage has a good copy on the host, until an operation that is followed writes the storage.

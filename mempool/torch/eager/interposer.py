@@ -63,11 +63,11 @@ def library() -> ctypes.CDLL:
         "mempool_bypass_reserve": [size],
         "mempool_bypass_open": [pointer, small, pointer, pointer, size],
         "mempool_bypass_learn": [text, text, small, small, size],
+        "mempool_interposer_learn_view": [text, text],
         "mempool_interposer_watch": [pointer],
         "mempool_interposer_watches": [pointer],
         "mempool_follower_free": [pointer],
         "mempool_follower_learn": [pointer, size, text, text, size],
-        "mempool_follower_learn_view": [text, text],
         "mempool_follower_set_actions": [pointer, text, size],
         "mempool_follower_await": [pointer, small],
         "mempool_follower_start": [
@@ -86,12 +86,13 @@ def library() -> ctypes.CDLL:
     }.items():
         getattr(loaded, name).argtypes = arguments
     loaded.mempool_interposer_writes.restype = ctypes.c_uint64
-    loaded.mempool_interposer_remove.restype = loaded.mempool_interposer_land.restype = None
+    for name in ("remove", "land", "learn_view", "watch"):
+        getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
     loaded.mempool_follower_position.restype = loaded.mempool_follower_born.restype = size
-    for name in ("free", "learn_view", "set_actions", "advance", "end_iteration", "stop"):
+    for name in ("free", "set_actions", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
     _functions.impl("lend", _lend, "CPU")
     _functions.impl("give_back", _give_back, "CPU")
@@ -124,6 +125,12 @@ def remove(mode: OffloadMode) -> None:
 def unseen_writes() -> int:
     """Return the number of operations so far that may have written, unseen and without a lend."""
     return int(library().mempool_interposer_writes())
+
+
+def learn_view(function: Any) -> None:
+    """Let later operations of this function skip the mode: the function makes views, or reads a number."""
+    schema = function._schema
+    library().mempool_interposer_learn_view(schema.name.encode(), schema.overload_name.encode())
 
 
 def watch(storage: Any) -> None:

@@ -415,13 +415,15 @@ class OffloadMode(TorchDispatchMode):
             return func(*args, **kwargs)
         traits = self._traits.get(id(func)) or self.traits.of(func)
         if traits.asks:
+            if traits.may_pass:
+                interposer.learn_view(func)
             return traits.call(*args, **kwargs)
         if self.bypass is not None and self.bypass.is_open:
             return self._run_bypassed(self.bypass, traits, args, kwargs)
         if traits.views:
             self._view(args)
-            if self.follower is not None:
-                self.follower.learn_view(traits)
+            if traits.may_pass:
+                interposer.learn_view(func)
             return traits.call(*args, **kwargs)
         result = self._run_operation(traits, args, kwargs)
         if self._detector is not None:

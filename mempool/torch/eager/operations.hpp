@@ -251,7 +251,20 @@ void call_python(const c10::OperatorHandle& function, torch::jit::Stack argument
 
 c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
-// The program's thread of operations: one mode, one device, one stream.
+// Return whether a mode, the only one, would see the operation at once: no transform or autocast is before it, and no hooks of saved
+// tensors run Python in the middle of the operation.
+bool sees_alone(const void* mode, DispatchKeySet below) {
+  static const std::uint64_t ordinary =
+      (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python, DispatchKey::ADInplaceOrView,
+                       DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
+       DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}))
+          .raw_repr();
+  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return false;
+  const auto& top = TorchDispatchModeTLS::get_stack_at(0);
+  return top->ptr(&top->pyinterpreter()) == mode && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+}
+
+// The program's operations that may skip the mode: those of one mode, device and stream.
 struct Place {
   std::atomic<const void*> mode{nullptr};
   std::atomic<c10::DeviceType> device{c10::DeviceType::CPU};
@@ -262,21 +275,28 @@ struct Place {
     stream = stream_now(device);
     mode = new_mode;
   }
+  bool sees_alone(DispatchKeySet below) const {
+    return ::sees_alone(mode.load(), below) && stream_now(device) == stream.load();
+  }
+};
 
-  // Return whether our mode alone would see the operation: no transform, autocast or other mode, no hooks of saved tensors, which
-  // run Python in the middle of the operation; and the current stream is the stream of all operations.
-bool sees_alone(DispatchKeySet below) const {
-  static const std::uint64_t ordinary = (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python,
-                                                         DispatchKey::ADInplaceOrView, DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
-                                         DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}))
-                                            .raw_repr();
-  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return false;
-  const auto& top = TorchDispatchModeTLS::get_stack_at(0);
-  return top->ptr(&top->pyinterpreter()) == mode.load() && at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
-         stream_now(device) == stream.load();
+// Return whether a tensor of a class with its own dispatch is among the arguments.
+bool has_dispatching_tensor(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_python_dispatch();
+  if (!value.isList()) return false;
+  const auto list = value.toListRef();
+  return std::any_of(list.begin(), list.end(), has_dispatching_tensor);
 }
 
-};
+// Run an operation that makes views, or reads a number, without the mode: a parked storage has its size and bytes.
+bool run_view(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+  if (std::any_of(stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack->end(), has_dispatching_tensor))
+    return false;
+  const Ours ours;
+  const Hidden hidden;
+  op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+  return true;
+}
 
 // Operations on their way to the mode, which may have the bypass learn them.
 struct Awaited {

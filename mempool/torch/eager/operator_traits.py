@@ -59,7 +59,8 @@ class OperatorTraits:
         function: the operation.
         call: callable that runs the operation, without a detour through Python if possible.
         asks: see `Operation`.
-        views: see `Operation`.
+        views: see `Operation`; also true of the operation that reads a single number: like a view, it is
+            right wherever the storage lies.
         whole: see `Operation`.
         arguments: see `Operation`.
         effects: undeclared memory effects, or None.
@@ -80,7 +81,8 @@ class OperatorTraits:
         operation = learned(function)
         self.function = function
         self.call = function._op if type(function) is torch._ops.OpOverload else function
-        self.asks, self.views, self.whole = operation.asks, operation.views, operation.whole
+        self.asks, self.whole = operation.asks, operation.whole
+        self.views = operation.views or operation.name == "aten::_local_scalar_dense"
         self.arguments: tuple[Argument, ...] = operation.arguments
         self.effects: UndeclaredEffects | None = undeclared_effects(function, operation, device)
         keeps = self.effects is not None and self.effects.keeps

@@ -137,21 +137,21 @@ class ScheduleFollower:
         )
 
     def _start(self, expected: ExpectedOperations, at: int) -> None:
-        started = self._library.mempool_follower_start(
-            expected.handle,
-            at,
-            id(self._mode),
-            self._is_cuda,
-            _core.torch_misses_function(),
-            _core.torch_room_function() if self._headroom.is_checked else None,
-            self._client.handle,
-            self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
-            self._storages.foreign_bytes,
+        interposer.set_follower(self)  # first, as Ctrl-C may come between
+        self._expected, self.is_following = expected, True
+        self.is_following = bool(
+            self._library.mempool_follower_start(
+                expected.handle,
+                at,
+                id(self._mode),
+                self._is_cuda,
+                _core.torch_misses_function(),
+                _core.torch_room_function() if self._headroom.is_checked else None,
+                self._client.handle,
+                self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
+                self._storages.foreign_bytes,
+            )
         )
-        if started:
-            interposer.set_follower(self)
-            self._expected = expected
-            self.is_following = True
 
     def end_iteration(self, peak_bytes: int) -> int:
         """Stop at the end of an iteration; return the iteration's peak, given the peak that was seen."""
@@ -191,12 +191,6 @@ class ScheduleFollower:
         expected.is_unsettled |= not known or (
             passes and traits.may_pass and footprint.samples < OPTIONS.footprint_samples
         )
-
-    def learn_view(self, traits: OperatorTraits) -> None:
-        """Let later views by this operation skip the mode."""
-        if (self.is_following or self._learning is not None) and traits.may_pass:
-            schema = traits.function._schema
-            self._library.mempool_follower_learn_view(schema.name.encode(), schema.overload_name.encode())
 
     def synchronize(self) -> None:
         """Bring the recording up to the operations that ran without the mode."""
