@@ -221,7 +221,7 @@ class CudaCopies:
 
     def __init__(self, driver: str = 'libcuda.so.1') -> None:
         """
-        Open the driver.
+        Open the driver, and work in the context that is this thread's current one.
 
         Raises:
             RuntimeError: there is none.

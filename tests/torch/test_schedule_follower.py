@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import mempool.torch
+from mempool.torch.eager.storages import RESIDENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,10 +47,21 @@ class Tensors:
 
 
 @pytest.fixture
-def pool() -> Iterator[mempool.torch.TensorPool]:
-    pool = mempool.torch.install(limit=BYTES * (COUNT - 4), background=False)
-    yield pool
-    pool.close()
+def install() -> Iterator[Callable[[int], mempool.torch.TensorPool]]:
+    pools: list[mempool.torch.TensorPool] = []
+
+    def made(limit: int) -> mempool.torch.TensorPool:
+        pools.append(mempool.torch.install(limit=limit, background=False))
+        return pools[-1]
+
+    yield made
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def pool(install: Callable[[int], mempool.torch.TensorPool]) -> mempool.torch.TensorPool:
+    return install(BYTES * (COUNT - 4))
 
 
 def mode_of(pool: mempool.torch.TensorPool) -> Any:
@@ -91,7 +104,7 @@ def test_operations_with_other_tensors_than_scheduled_read_and_write_them(
     """The operations and shapes are as scheduled, so each tensor is met where another one is expected."""
     program = Tensors(seed)
     settle(pool, lambda: program.iterate(list(range(COUNT))))
-    assert followed(pool, lambda: program.iterate(list(range(COUNT)))) > 3 * COUNT
+    assert followed(pool, lambda: program.iterate(list(range(COUNT)))) > COUNT
     assert swapping(pool)["iteration_out_bytes"] > BYTES
     for _ in range(12):
         iterate(pool, lambda: program.iterate(program.shuffled()), 1)
@@ -151,8 +164,8 @@ def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPoo
     for _ in range(40):
         for work in kinds:
             iterate(pool, work, 1)
-    assert followed(pool, kinds[0]) > 3 * COUNT
-    assert followed(pool, kinds[1]) > 3 * COUNT // 2
+    assert followed(pool, kinds[0]) > COUNT
+    assert followed(pool, kinds[1]) > COUNT // 2
 
 
 def test_operations_between_marked_iterations_belong_to_none(pool: mempool.torch.TensorPool) -> None:
@@ -168,7 +181,7 @@ def test_operations_between_marked_iterations_belong_to_none(pool: mempool.torch
         marked()
     before = swapping(pool)["followed"]
     marked()
-    assert swapping(pool)["followed"] - before > 3 * COUNT
+    assert swapping(pool)["followed"] - before > COUNT
 
 
 def test_forked_child_goes_on_in_the_middle_of_a_followed_iteration(pool: mempool.torch.TensorPool) -> None:
@@ -184,7 +197,7 @@ def test_forked_child_goes_on_in_the_middle_of_a_followed_iteration(pool: mempoo
     program.iterate(usual)
 
 
-def train(limit: int | None, steps: int = 20) -> tuple[list[float], list[torch.Tensor], dict[str, Any], int]:
+def train(limit: int | None, steps: int = 40) -> tuple[list[float], list[torch.Tensor], dict[str, Any], int]:
     torch.manual_seed(0)
     pool = mempool.torch.install(limit=limit, background=False)
     layers = [
@@ -216,3 +229,85 @@ def test_training_is_the_same_to_the_bit_and_within_the_limit(share: float) -> N
     assert values["beyond"] == 0
     assert same == losses
     assert all(torch.equal(one, other) for one, other in zip(parameters, alike, strict=True))
+
+
+def test_undeclared_writes_of_batch_norms_are_writes(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """The statistics are written without a word of it in the schema, in an order that no schedule has."""
+    pool = install(BYTES * 12)
+    order, numbers, expected = random.Random(0), list(range(4)), [0.0] * 4
+    statistics = [(torch.zeros(ELEMENTS), torch.ones(ELEMENTS)) for _ in numbers]
+    data = torch.ones(2, ELEMENTS)
+
+    def work(numbers: list[int]) -> None:
+        for number in numbers:
+            mean, variance = statistics[number]
+            torch.nn.functional.batch_norm(data * (number + 1), mean, variance, training=True, momentum=0.5)
+            expected[number] = 0.5 * expected[number] + 0.5 * (number + 1)
+
+    settle(pool, lambda: work(numbers))
+    for _ in range(12):
+        iterate(pool, lambda: work(order.sample(numbers, 4)), 1)
+    assert swapping(pool)["iteration_out_bytes"] > 0
+    assert [mean[0].item() for mean, _ in statistics] == pytest.approx(expected)
+
+
+def test_results_that_a_program_keeps_are_evicted_too(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    pool = install(BYTES * (COUNT - 4))
+    program, usual, kept = Tensors(), list(range(COUNT)), []
+    settle(pool, lambda: program.iterate(usual))
+    for _ in range(3 * COUNT):
+        iterate(pool, lambda: program.iterate(usual) or kept.append(program.tensors[0] + 1), 1)
+        program.values[0] = program.tensors[0][0].item()
+    assert swapping(pool)["beyond_bytes"] <= BYTES
+    for one in kept:
+        program.check(one, one[-1].item())
+
+
+def test_result_of_a_followed_operation_is_pinned_while_another_thread_uses_it(
+    pool: mempool.torch.TensorPool,
+) -> None:
+    """No operation of the mode has met the result, which the mode then knows by the thread alone."""
+    program, usual, made = Tensors(), list(range(COUNT)), []
+
+    def work() -> None:
+        program.iterate(usual)
+        made[:] = [program.tensors[0] * 0 + 2]
+
+    settle(pool, work)
+    iterate(pool, work, 1)
+    mode, given = mode_of(pool), list[Any]()
+    storage = made[0].untyped_storage()
+    assert mode.storages.find(storage) is None
+    thread = threading.Thread(target=mode.lend, args=(made[0], "aten::mul_.Tensor", True, given))
+    thread.start()
+    thread.join()
+    mode.iterations.suspend()  # takes over
+    record = mode.storages.find(storage)
+    assert record is not None
+    assert record.pins == 1
+    mode.eviction.clear(set(), mode.clock)
+    program.check(made[0], 2.0)
+    assert record.state == RESIDENT
+    mode.transfers.give_back(record, away=False, wrote=True)
+
+
+def test_views_of_tensors_with_their_own_dispatch_reach_it(pool: mempool.torch.TensorPool) -> None:
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+
+        def __init__(self, inner: torch.Tensor) -> None:
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return cls(func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {})))
+
+    torch.ones(4).view(2, 2)
+    torch.ones(4).view(2, 2)  # known by now
+    assert Wrapper(torch.arange(4.0)).view(2, 2).inner.tolist() == [[0.0, 1.0], [2.0, 3.0]]

@@ -26,7 +26,7 @@ void bind_copies(nb::module_& m) {
            "Let later work of a stream, given by handle, wait for the moment.\n\nRaises:\n    RuntimeError: the driver refused.");
 
   nb::class_<CudaCopies>(m, "CudaCopies", "Copies between a GPU and page-locked host memory on CUDA streams, given by handle.")
-      .def(nb::init<const std::string&>(), "driver"_a = "libcuda.so.1", "Open the driver.\n\nRaises:\n    RuntimeError: there is none.")
+      .def(nb::init<const std::string&>(), "driver"_a = "libcuda.so.1", "Open the driver, and work in the context that is this thread's current one.\n\nRaises:\n    RuntimeError: there is none.")
       .def("record", [](const CudaCopies& self, std::uintptr_t stream) { return self.record(stream_of(stream)); }, "stream"_a,
            "Return the present moment of a stream.\n\nRaises:\n    RuntimeError: the driver refused.")
       .def("copy",

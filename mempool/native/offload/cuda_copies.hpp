@@ -43,24 +43,54 @@ class StreamEvent {
   CuEvent event_ = nullptr;
 };
 
-// The functions throw std::runtime_error with the driver's refusal.
+// The functions throw std::runtime_error with the driver's refusal. They work in the context that is the thread's current one when
+// the object is made, from any thread.
 class CudaCopies {
  public:
-  explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {}
+  explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {
+    StreamEvent::check(driver_, driver_.context_current(&context_), "cuCtxGetCurrent");
+    if (context_ == nullptr) throw std::runtime_error("this thread has no CUDA context");
+  }
 
-  std::unique_ptr<StreamEvent> record(CuStream stream) const { return std::make_unique<StreamEvent>(driver_, stream); }
+  std::unique_ptr<StreamEvent> record(CuStream stream) const {
+    const Entered entered(*this);
+    return std::make_unique<StreamEvent>(driver_, stream);
+  }
 
   // Copy `size` bytes on `stream`, after the work so far of other streams and after events. Return the moment after the copy.
   std::unique_ptr<StreamEvent> copy(CuStream stream, CuAddress target, CuAddress source, std::size_t size,
                                     const std::vector<CuStream>& after, const std::vector<const StreamEvent*>& events) const {
+    const Entered entered(*this);
     for (CuStream other : after) StreamEvent(driver_, other).order_before(stream);
     for (const StreamEvent* event : events) event->order_before(stream);
     StreamEvent::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
-    return record(stream);
+    return std::make_unique<StreamEvent>(driver_, stream);
   }
 
  private:
+  // Guard in which the context is the thread's current one.
+  class Entered {
+   public:
+    explicit Entered(const CudaCopies& copies) : driver_(copies.driver_) {
+      CuContext current = nullptr;
+      if (driver_.context_current(&current) == cu::kSuccess && current == copies.context_) return;
+      StreamEvent::check(driver_, driver_.context_push(copies.context_), "cuCtxPushCurrent");
+      pushed_ = true;
+    }
+    ~Entered() {
+      CuContext popped = nullptr;
+      if (pushed_) driver_.context_pop(&popped);
+    }
+    Entered(const Entered&) = delete;
+    Entered& operator=(const Entered&) = delete;
+
+   private:
+    const CudaDriver& driver_;
+    bool pushed_ = false;
+  };
+
   const CudaDriver& driver_;
+  CuContext context_ = nullptr;
 };
 
 }  // namespace mempool

@@ -47,6 +47,7 @@ class DispatcherPatches:
         storages: StorageRegistry,
         transfers: TransferManager,
         record_of: Callable[[torch.Tensor, Any], StorageRecord | None],
+        known_record: Callable[[torch.Tensor, Any], StorageRecord | None],
     ) -> None:
         """Prepare the patches.
 
@@ -54,10 +55,11 @@ class DispatcherPatches:
             storages: registry of the known storages.
             transfers: reloads storages.
             record_of: returns the record of a tensor's storage; registers an unknown storage first.
+            known_record: the same for storages that the program's operations used; None for others.
         """
         self._storages = storages
         self._transfers = transfers
-        self._record_of = record_of
+        self._record_of, self._known_record = record_of, known_record
         self._replaced: list[tuple[Any, str, Any]] = []
         self._held_for_iteration: deque[tuple[int, StorageRecord]] = (
             deque()
@@ -68,17 +70,16 @@ class DispatcherPatches:
 
     def _find_records(self, values: Iterable[Any]) -> list[StorageRecord]:
         """Return the known storages among arguments: tensors, lists of tensors, storages."""
-        storages: list[Any] = []
+        records: list[StorageRecord | None] = []
         for value in _values(values):
             if isinstance(value, torch.Tensor):
                 with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                    storages += [storage for _, storage in storages_in(_plain(value))]
+                    records += [self._known_record(plain, one) for plain, one in storages_in(_plain(value))]
             elif isinstance(value, torch.storage.TypedStorage):
-                storages.append(value._untyped_storage)
+                records.append(self._storages.find(value._untyped_storage))
             elif isinstance(value, torch.UntypedStorage):
-                storages.append(value)
-        find = self._storages.find
-        return [record for storage in storages if (record := find(storage)) is not None]
+                records.append(self._storages.find(value))
+        return [record for record in records if record is not None]
 
     @contextlib.contextmanager
     def lent(

@@ -59,7 +59,8 @@ struct Made {
   std::int64_t born;  // operation << 16 | place among the results; kOlder: of an earlier iteration
 };
 
-// Used by the thread of the program's operations alone, or by a thread of autograd's engine while that one waits.
+// Used by the thread of the program's operations, and by a thread of autograd's engine. Where both run operations at once, as for a
+// graph with parts on the CPU, the second one sends its operation to the mode.
 struct Follower {
   enum State { kOff, kLearning, kFollowing };
   std::atomic<State> state{kOff};
@@ -71,14 +72,17 @@ struct Follower {
   void* client = nullptr;
   std::int64_t misses_before = 0;
   std::int64_t checked_bytes = 0;  // operations that need as much go to the mode once the pool's plan was missed
-  std::int64_t (*room)(void*) = nullptr;  // null: the pool has places for all that is planned
-  std::int64_t foreign_bytes = 0;  // of the pool's room, taken by storages outside the pool
+  std::int64_t (*room)(void*) = nullptr;
+  bool is_checked = false;         // whether to ask for room; false: the pool has places for all that is planned
+  std::int64_t foreign_bytes = 0;  // bytes of storages outside the pool, which count against the limit too
 
   // Return whether the pool may lack `need` bytes.
-  bool may_lack(std::int64_t need) const {
-    if (room != nullptr) return need > 0 && room(client) - foreign_bytes < need;
-    return need >= checked_bytes && misses(client) != misses_before;
+  bool may_lack(std::int64_t need) {
+    is_checked = is_checked || (need >= checked_bytes && misses(client) != misses_before);
+    return is_checked && need > 0 && room(client) - foreign_bytes < need;
   }
+  std::atomic<bool> busy{false};
+  std::mutex made_mutex;  // of `made`; any thread may ask for a storage
   std::unordered_map<const c10::StorageImpl*, Made> made;
   std::size_t sweep_at = 0;
   std::uint64_t followed = 0;
@@ -143,6 +147,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
     add_storages(*value, results);
   c10::List<at::Tensor> fresh;
   std::int64_t place = 0;
+  std::unique_lock lock(all.made_mutex);
   for (const c10::Storage* one : results) {
     const c10::StorageImpl* const storage = one->unsafeGetStorageImpl();
     if (std::find(given.begin(), given.end(), storage) != given.end()) continue;
@@ -156,6 +161,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
     std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
     all.sweep_at = std::max(std::size_t{4096}, 2 * all.made.size());
   }
+  lock.unlock();
   ++all.followed;
   if (calls) call_python(after, {fresh, at});
 }
@@ -165,6 +171,15 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   static const c10::OperatorHandle before = function_named("mempool_interposer::before");
   Follower& all = follower();
   if (all.state.load(std::memory_order_acquire) != Follower::kFollowing) return false;
+  struct Busy {
+    std::atomic<bool>& flag;
+    bool mine = !flag.exchange(true);
+    ~Busy() {
+      if (mine) flag = false;
+    }
+  };
+  const Busy busy{all.busy};
+  if (!busy.mine) return false;
   Storages storages, written;
   Traits traits{};
   const Expected* expected = nullptr;
@@ -183,7 +198,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   const auto at = static_cast<std::int64_t>(all.at);
   if (c10::List<at::Tensor> absent = parked_among(storages); (expected->actions & Expected::kBefore) != 0 || !absent.empty()) {
     call_python(before, {absent, at});
-    absent = parked_among(storages);  // scheduled to leave although used here
+    absent = parked_among(storages);  // the moves due may have parked an argument that the schedule does not expect here
     if (!absent.empty()) call_python(before, {absent, at});
     if (all.state.load() != Follower::kFollowing || !parked_among(storages).empty()) return false;
   }
@@ -208,12 +223,20 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   return true;
 }
 
-// Return uint8 tensors of the living storages that followed operations made, and for each `Made::born`. Forget them.
-std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages() {
+// Return uint8 tensors of the living storages that followed operations made, in earlier iterations only with `older`, and for each
+// `Made::born`. Forget them.
+std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages(bool older) {
+  Follower& all = follower();
   std::vector<std::pair<std::int64_t, c10::Storage>> alive;
-  for (const auto& [_, one] : follower().made)
-    if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.born, std::move(storage));
-  follower().made.clear();
+  {
+    const std::lock_guard lock(all.made_mutex);
+    std::erase_if(all.made, [&](const auto& entry) {
+      const Made& one = entry.second;
+      if (older && one.born != kOlder) return false;
+      if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.born, std::move(storage));
+      return true;
+    });
+  }
   std::sort(alive.begin(), alive.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> found;
   for (auto& [born, storage] : alive) {
@@ -272,10 +295,10 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   return 1;
 }
 
-// Follow a table from operation `at` on; with `room`, only as far as the pool has room for results. Return 0 if another mode's schedule is followed.
+// Follow a table from operation `at` on; with `is_checked`, only as far as the pool has room for results. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, const void* mode, int cuda,
                                           std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
-                                          std::int64_t checked_bytes, std::int64_t foreign_bytes) {
+                                          int is_checked, std::int64_t checked_bytes, std::int64_t foreign_bytes) {
   if (mempool_follower_await(mode, cuda) == 0) return 0;
   Follower& all = follower();
   all.expected = table;
@@ -285,6 +308,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   all.misses_before = misses(client);
   all.checked_bytes = checked_bytes;
   all.room = room;
+  all.is_checked = is_checked != 0;
   all.foreign_bytes = foreign_bytes;
   all.state.store(Follower::kFollowing, std::memory_order_release);
   return 1;
@@ -293,6 +317,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
 // End an iteration: what was made and is still alive is of an earlier iteration from now on.
 MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   Follower& all = follower();
+  const std::lock_guard lock(all.made_mutex);
   std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
   for (auto& [_, one] : all.made) one.born = kOlder;
 }
@@ -302,9 +327,18 @@ MEMPOOL_EXPORT std::size_t mempool_follower_position() { return follower().at; }
 MEMPOOL_EXPORT void mempool_follower_advance(std::size_t at) { follower().at = at; }
 MEMPOOL_EXPORT std::uint64_t mempool_follower_count() { return follower().followed; }
 
+// Return the number of storages made by followed operations that are not registered.
+MEMPOOL_EXPORT std::size_t mempool_follower_made() {
+  Follower& all = follower();
+  const std::lock_guard lock(all.made_mutex);
+  return all.made.size();
+}
+
 // Return the operation << 16 | place of a storage that a followed operation made in this iteration; kOlder: in an earlier one;
 // kUnknown: none did.
 MEMPOOL_EXPORT std::int64_t mempool_follower_born(const c10::StorageImpl* storage) {
-  const auto found = follower().made.find(storage);
-  return found == follower().made.end() ? kUnknown : found->second.born;
+  Follower& all = follower();
+  const std::lock_guard lock(all.made_mutex);
+  const auto found = all.made.find(storage);
+  return found == all.made.end() ? kUnknown : found->second.born;
 }

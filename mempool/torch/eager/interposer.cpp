@@ -153,7 +153,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const void* const one = mode.load(std::memory_order_acquire);
     return one != nullptr && sees_alone(one, below);
   });
-  if (sees_it_alone && traits.views && run_view(op, below, stack)) return;
+  if (sees_it_alone && traits.views && run_view(op, traits, below, stack)) return;
   const bool awaits = sees_it_alone && follower().sees_alone(below);
   if (awaits && run_followed(op, below, stack)) return;
   Devices unseen{}, all_devices{};
@@ -186,7 +186,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
 
 TORCH_LIBRARY(mempool_interposer, m) {
   m.def("taken() -> Tensor[]", &taken);
-  m.def("made() -> (Tensor[], int[])", &made_storages);
+  m.def("made(bool older) -> (Tensor[], int[])", &made_storages);
   m.def("before(Tensor[] absent, int at) -> ()");
   m.def("after(Tensor[] results, int at) -> ()");
   m.def("lend(Tensor[] storages, str operation, bool writes) -> ()");

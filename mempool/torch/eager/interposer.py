@@ -70,17 +70,7 @@ def library() -> ctypes.CDLL:
         "mempool_follower_learn": [pointer, size, text, text, size],
         "mempool_follower_set_actions": [pointer, text, size],
         "mempool_follower_await": [pointer, small],
-        "mempool_follower_start": [
-            pointer,
-            size,
-            pointer,
-            small,
-            pointer,
-            pointer,
-            pointer,
-            size,
-            size,
-        ],
+        "mempool_follower_start": [pointer, size, pointer, small, *[pointer] * 3, small, size, size],
         "mempool_follower_advance": [size],
         "mempool_follower_born": [pointer],
     }.items():
@@ -91,7 +81,8 @@ def library() -> ctypes.CDLL:
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
-    loaded.mempool_follower_position.restype = loaded.mempool_follower_born.restype = size
+    for name in ("position", "born", "made"):
+        getattr(loaded, f"mempool_follower_{name}").restype = size
     for name in ("free", "set_actions", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
     _functions.impl("lend", _lend, "CPU")

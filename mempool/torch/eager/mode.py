@@ -165,7 +165,7 @@ class OffloadMode(TorchDispatchMode):
         self._peak_bytes = 0  # high-water mark of this iteration's bytes, workspaces included
         self._is_partial = False  # the beginning of this iteration was not seen
         self.relative_limit: RelativeLimit | None = None
-        self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of)
+        self.patches = DispatcherPatches(self.storages, self.transfers, self.record_of, self.known_record)
         self._set_ours = interposer.library().mempool_interposer_ours
         self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
@@ -365,8 +365,8 @@ class OffloadMode(TorchDispatchMode):
         """Reload and pin the storages of an argument, and add entries to `given` for `interposer`."""
         self.counts.beside += 1
         other = threading.get_ident() != self.transfers.thread
-        for _, storage in storages_in(tensor):
-            if (record := self.storages.find(storage)) is None:
+        for plain, storage in storages_in(tensor):
+            if (record := self.known_record(plain, storage)) is None:
                 continue
             given.append((self, record, False, writes))
             given[-1] = self, record, self.transfers.lend(record), writes
@@ -636,6 +636,8 @@ class OffloadMode(TorchDispatchMode):
         """Reload the arguments of an operation, and make room for `needed` bytes of results."""
         if self.storages.dead:
             self.remove_dead()
+        if self.follower is not None and self.follower.is_following:
+            self.follower.register_made()  # they may be evicted too
         self.eviction.admit(needed, given, self.clock, ahead=not self.iterations.is_following)
 
     def _can_retry(self, traits: OperatorTraits, given: list[StorageRecord]) -> bool:
@@ -700,14 +702,20 @@ class OffloadMode(TorchDispatchMode):
             if written is not None:
                 written.append(record)
 
+    def known_record(self, tensor: torch.Tensor, storage: Any) -> StorageRecord | None:
+        """Return the record of a storage that an operation used, seen here or not; None for others."""
+        record = self.storages.find(storage)
+        if record is None and self.follower is not None and self.follower.adopt(tensor, storage):
+            record = self.storages.find(storage)
+        return record
+
     def record_of(self, tensor: torch.Tensor, storage: Any) -> StorageRecord | None:
         """Return the record of a storage; register an unknown storage first."""
-        record = self._records.get(id(storage))
-        if record is None or record() is not storage:
-            if self.follower is not None and self.follower.adopt(tensor, storage):
-                return self.storages.find(storage)
+        if (record := self.known_record(tensor, storage)) is None:
             record = self.storages.register(tensor, storage, None, self.clock)
             if record is not None:
+                if self.follower is not None:
+                    self.follower.synchronize()
                 self.iterations.record_argument(record)
         return record
 

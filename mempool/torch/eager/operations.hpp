@@ -42,6 +42,19 @@ constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_satu
                                                         "choose_qparams_optimized", "_rowwise_prune"};
 constexpr std::array<std::string_view, 6> kReadIntegers = {"lstm.",     "gru.",                 "rnn_tanh.",
                                                            "rnn_relu.", "_pad_packed_sequence", "tensor_split."};
+// Arguments that kernels update although the schema does not say so, except in operations with these parts of names, and one of a
+// single operation; as mempool/recording/torch/operations.py has them.
+constexpr std::array<std::string_view, 3> kUndeclared = {"running_mean", "running_var", "dropout_state"};
+constexpr std::array<std::string_view, 4> kOnlyRead = {"backward", "functional", "no_training", "no_update"};
+
+// Return whether an operation's kernel may write an argument.
+bool is_written(const std::string& name, const c10::Argument& argument) {
+  if (const auto* alias = argument.alias_info(); alias != nullptr) return alias->isWrite();
+  if (std::find(kUndeclared.begin(), kUndeclared.end(), argument.name()) != kUndeclared.end())
+    return std::none_of(kOnlyRead.begin(), kOnlyRead.end(), [&](auto part) { return name.find(part) != std::string::npos; });
+  return name.starts_with("mkldnn_rnn_layer_backward.") && argument.name() == "workspace";
+}
+
 enum class Lent { kNothing, kIntegers, kAll };
 
 struct Traits {
@@ -50,6 +63,7 @@ struct Traits {
   bool writes;      // may write arguments
   bool inert;       // without tensors among arguments and results, such as profiler marks
   bool repeatable;  // neither writes arguments nor draws random numbers
+  bool reads;       // reads a single number
   // Learned from the mode:
   bool views = false;
   bool blank = false;  // leaves results unwritten
@@ -85,6 +99,8 @@ class Operations {
     const auto begins = [&](const auto& names) {
       return std::any_of(names.begin(), names.end(), [&](std::string_view one) { return name.starts_with(one); });
     };
+    const bool updates = std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                                     [&](const c10::Argument& one) { return is_written(name, one); });
     const bool accesses = composite && (!known || begins(kAccessAll));
     Operation made{
         .name = op.operator_name(),
@@ -93,14 +109,14 @@ class Operations {
                    .lent = accesses                             ? Lent::kAll
                            : composite && begins(kReadIntegers) ? Lent::kIntegers
                                                                 : Lent::kNothing,
-                   .writes = !known || accesses || schema.is_mutable(),
+                   .writes = !known || accesses || schema.is_mutable() || updates,
                    .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
                             std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
-                   .repeatable = !draws && !schema.is_mutable()},
+                   .repeatable = !draws && !schema.is_mutable() && !updates,
+                   .reads = name.starts_with("_local_scalar_dense.")},
     };
     for (std::size_t at = 0; at < schema.arguments().size(); ++at) {
-      const auto* alias = schema.arguments()[at].alias_info();
-      if (!known || (alias != nullptr && alias->isWrite())) made.written.push_back(at);
+      if (!known || is_written(name, schema.arguments()[at])) made.written.push_back(at);
     }
     return known_.insert_or_assign(&schema, std::move(made)).first->second;
   }
@@ -288,10 +304,14 @@ bool has_dispatching_tensor(const c10::IValue& value) {
   return std::any_of(list.begin(), list.end(), has_dispatching_tensor);
 }
 
-// Run an operation that makes views, or reads a number, without the mode: a parked storage has its size and bytes.
-bool run_view(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
-  if (std::any_of(stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack->end(), has_dispatching_tensor))
-    return false;
+bool is_on_cpu(const c10::IValue& value) { return !value.isTensor() || !value.toTensor().defined() || value.toTensor().is_cpu(); }
+
+// Run an operation that makes views, or reads a number on the CPU, without the mode: a parked storage has its size and bytes. Return
+// false if the mode must see the operation.
+bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySet below, torch::jit::Stack* stack) {
+  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  if (std::any_of(begin, stack->end(), has_dispatching_tensor)) return false;
+  if (traits.reads && !std::all_of(begin, stack->end(), is_on_cpu)) return false;  // its stream may have to wait
   const Ours ours;
   const Hidden hidden;
   op.redispatchBoxed(below.remove(DispatchKey::Python), stack);

@@ -103,6 +103,8 @@ class ScheduleFollower:
     def begin_iteration(self) -> None:
         """Follow the predicted schedule, or learn the operations of one that the mode follows."""
         pattern, mode = self._iterations.pattern, self._mode
+        if not self._has_made:
+            self.register_made()  # of a follower that has ended
         if pattern is not None and self._may_follow():
             if pattern.expected is None:
                 pattern.expected = ExpectedOperations(pattern.schedule)
@@ -111,7 +113,7 @@ class ScheduleFollower:
             elif self._library.mempool_follower_await(id(mode), self._is_cuda):
                 self._learning, pattern.expected.is_unsettled = pattern.expected, False
         if not self.is_following and self._has_made:
-            self._register_made()
+            self.register_made()
         self._has_made = self._headroom.is_followed = self.is_following
 
     def continue_with_other(self) -> None:
@@ -146,8 +148,9 @@ class ScheduleFollower:
                 id(self._mode),
                 self._is_cuda,
                 _core.torch_misses_function(),
-                _core.torch_room_function() if self._headroom.is_checked else None,
+                _core.torch_room_function(),
                 self._client.handle,
+                self._headroom.is_checked,
                 self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
                 self._storages.foreign_bytes,
             )
@@ -159,6 +162,7 @@ class ScheduleFollower:
         if self.is_following:
             self.synchronize()
             if self._iterations.is_followed:
+                self.register_made(older=True)
                 self._library.mempool_follower_end_iteration()
             else:
                 self.take_over()
@@ -215,12 +219,15 @@ class ScheduleFollower:
             self.synchronize()
             self._library.mempool_follower_stop()
             self.is_following = False
-            self._register_made()
+            self.register_made()
             self._iterations.restore_recording()
 
-    def _register_made(self) -> None:
-        with hidden_from_program():
-            tensors, codes = torch.ops.mempool_interposer.made()
+    def register_made(self, *, older: bool = False) -> None:
+        """Register storages that were made without the mode; with ``older``, those of earlier iterations."""
+        if not self._library.mempool_follower_made():
+            return
+        with interposer.own_operations(), hidden_from_program():
+            tensors, codes = torch.ops.mempool_interposer.made(older)
         for tensor, code in zip(tensors, codes, strict=True):
             self._register(tensor, tensor.untyped_storage(), code)
 

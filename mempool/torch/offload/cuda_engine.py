@@ -15,6 +15,7 @@ streams until the capture is over.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -420,8 +421,13 @@ class CudaRuntime:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies = CudaCopies(DRIVER)
         self._known: dict[Any, Any] = {}  # streams by PyTorch's name of them
+
+    @functools.cached_property
+    def _copies(self) -> CudaCopies:
+        with torch.cuda.device(self._device):
+            torch.cuda.mem_get_info()  # makes the device's context current in this thread
+            return CudaCopies(DRIVER)
 
     def stream(self) -> Any:
         """Create a stream."""
@@ -457,8 +463,7 @@ class CudaRuntime:
     def event(self, stream: Any, *, timing: bool = False) -> Any:
         """Return an event recorded after the stream's work so far; only events with timing have times."""
         if not timing:
-            with self._here():
-                return self._copies.record(stream.cuda_stream)
+            return self._copies.record(stream.cuda_stream)
         event = torch.cuda.Event(enable_timing=True)
         event.record(stream)
         return event
@@ -480,17 +485,9 @@ class CudaRuntime:
 
         The copy follows the work so far of the streams `after`, and `events`. Returns the event after it.
         """
-        with self._here():
-            return self._copies.copy(
-                stream.cuda_stream, target, source, size, [one.cuda_stream for one in after], list(events)
-            )
-
-    def _here(self) -> AbstractContextManager[Any]:
-        """Return a context in which the device is this thread's current one."""
-        if torch._C._cuda_getDevice() == self._device.index:
-            return contextlib.nullcontext()
-        context: AbstractContextManager[Any] = torch.cuda.device(self._device)
-        return context
+        return self._copies.copy(
+            stream.cuda_stream, target, source, size, [one.cuda_stream for one in after], list(events)
+        )
 
     def data(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""
