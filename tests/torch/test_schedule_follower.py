@@ -267,7 +267,7 @@ def test_results_that_a_program_keeps_are_evicted_too(
         program.check(one, one[-1].item())
 
 
-def test_result_of_a_followed_operation_is_pinned_while_another_thread_uses_it(
+def test_result_of_a_followed_operation_is_pinned_for_another_thread(
     pool: mempool.torch.TensorPool,
 ) -> None:
     """No operation of the mode has met the result, which the mode then knows by the thread alone."""
@@ -295,7 +295,7 @@ def test_result_of_a_followed_operation_is_pinned_while_another_thread_uses_it(
     mode.transfers.give_back(record, away=False, wrote=True)
 
 
-def test_views_of_tensors_with_their_own_dispatch_reach_it(pool: mempool.torch.TensorPool) -> None:
+def test_views_of_tensor_subclasses_are_dispatched_to_the_class(pool: mempool.torch.TensorPool) -> None:
     class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls, inner: torch.Tensor) -> Any:
