@@ -220,7 +220,7 @@ class Iterations:
 
     def restore_recording(self) -> None:
         """Replace the recording by the schedule's up to here: the operations were the same."""
-        if (schedule := self.schedule) is None:
+        if (schedule := self.schedule) is None or not len(self.current):
             return
         former, recorded, at = self.current, schedule.recording, len(self.current)
         bound = {row: record.number for row, record in self._rows.items()}

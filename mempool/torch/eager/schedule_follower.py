@@ -94,7 +94,7 @@ class ScheduleFollower:
         self._library = interposer.library()
         self._is_cuda = self._storages.device == "cuda"
         self._learning: ExpectedOperations | None = None
-        self.is_following = self._has_made = False
+        self.is_following = False
         self.calls = 0
         self._passed_before = self._library.mempool_follower_count()
 
@@ -103,7 +103,7 @@ class ScheduleFollower:
     def begin_iteration(self) -> None:
         """Follow the predicted schedule, or learn the operations of one that the mode follows."""
         pattern, mode = self._iterations.pattern, self._mode
-        if not self._has_made:
+        if not self._headroom.is_followed:
             self.register_made()  # of a follower that has ended
         if pattern is not None and self._may_follow():
             if pattern.expected is None:
@@ -112,9 +112,9 @@ class ScheduleFollower:
                 self._start(pattern.expected, 0)
             elif self._library.mempool_follower_await(id(mode), self._is_cuda):
                 self._learning, pattern.expected.is_unsettled = pattern.expected, False
-        if not self.is_following and self._has_made:
+        if not self.is_following:
             self.register_made()
-        self._has_made = self._headroom.is_followed = self.is_following
+        self._headroom.is_followed = self.is_following
 
     def continue_with_other(self) -> None:
         """Follow the schedule to which the iteration has just switched, from this operation on."""
