@@ -6,7 +6,6 @@
 namespace {
 
 constexpr std::size_t kMostKnown = std::size_t{1} << 16;
-constexpr std::size_t kLeastSwept = 4096;
 
 struct Used {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
@@ -22,8 +21,7 @@ struct Bypass {
   void* client = nullptr;
   std::int64_t reserve = 0;
   std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
-  std::unordered_map<const c10::StorageImpl*, Used> used;
-  std::size_t sweep_at = kLeastSwept;
+  WeakStorages<Used> used;
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
 
@@ -40,32 +38,11 @@ struct Bypass {
   void add(const c10::Storage& storage, bool blank) {
     used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
   }
-
-  void sweep() {
-    if (used.size() < sweep_at) return;
-    std::erase_if(used, [](const auto& one) { return one.second.storage.expired(); });
-    sweep_at = std::max(kLeastSwept, 2 * used.size());
-  }
 };
 
 Bypass& bypass() {
   static auto* const made = new Bypass;  // operations may run until the very end
   return *made;
-}
-
-// Record the new storages among the results.
-void add_results(Bypass& all, const torch::jit::Stack& stack, std::size_t count, bool blank) {
-  const auto add = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.has_storage() || tensor.device().type() != all.place.device) return;
-    all.add(tensor.unsafeGetTensorImpl()->unsafe_storage(), blank);
-  };
-  for (auto at = stack.end() - static_cast<std::ptrdiff_t>(count); at != stack.end(); ++at) {
-    if (at->isTensor()) {
-      add(at->toTensor());
-    } else if (at->isTensorList()) {
-      for (const at::Tensor& one : at->toTensorList()) add(one);
-    }
-  }
 }
 
 void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
@@ -84,7 +61,7 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
       need = 0;
     } else if (!operation.composite) {
       Signature sign(all.place.device, found);
-      if (std::all_of(given, stack->end(), [&](const c10::IValue& value) { return sign.add(value); })) signature = sign.value();
+      signature = sign.of(given, stack->end());
       const auto known = all.needs.find(signature);
       if (signature != 0 && operation.views) {
         need = 0;
@@ -100,21 +77,7 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     }
     if (need) ++all.passed;
   }
-  if (need) {
-    torch::jit::Stack again;  // the arguments, which the call consumes
-    if (operation.repeatable && *need > 0) again.assign(given, stack->end());
-    const auto others = given - stack->begin();
-    try {
-      const Ours ours;  // no operation within this one needs to be met
-      const Hidden hidden;
-      op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-    } catch (const c10::OutOfMemoryError&) {
-      if (again.empty()) throw;
-      stack->erase(stack->begin() + others, stack->end());
-      stack->insert(stack->end(), again.begin(), again.end());
-      need.reset();
-    }
-  }
+  if (need && !run_hidden(op, below, stack, operation.repeatable && *need > 0)) need.reset();
   if (!need) {
     run_awaited(op, below, stack, signature);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
@@ -123,8 +86,11 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   }
   if (operation.inert || operation.views) return;
   const std::lock_guard lock(all.mutex);
-  add_results(all, *stack, schema.returns().size(), operation.blank);
-  all.sweep();
+  Storages results;
+  for (auto at = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size()); at != stack->end(); ++at)
+    add_storages(*at, all.place.device, results);
+  for (const c10::Storage* one : results) all.add(*one, operation.blank);
+  all.used.sweep_if_large();
 }
 
 // Return uint8 tensors of all living storages used while open, least recently used first. Unwritten storages must not move: the

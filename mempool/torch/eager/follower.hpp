@@ -71,21 +71,20 @@ struct Follower {
   std::int64_t (*misses)(void*) = nullptr;
   void* client = nullptr;
   std::int64_t misses_before = 0;
-  std::int64_t checked_bytes = 0;  // operations that need as much go to the mode once the pool's plan was missed
+  std::int64_t checked_bytes = 0;  // operations that need as much look whether the pool's plan was missed
   std::int64_t (*room)(void*) = nullptr;
-  bool is_checked = false;         // whether to ask for room; false: the pool has places for all that is planned
+  bool is_checked = false;         // whether to ask for room: not as long as the pool has places for all that is planned
   std::int64_t foreign_bytes = 0;  // bytes of storages outside the pool, which count against the limit too
+  std::atomic<bool> busy{false};
+  std::mutex made_mutex;  // of `made`; any thread may ask for a storage
+  WeakStorages<Made> made;
+  std::uint64_t followed = 0;
 
   // Return whether the pool may lack `need` bytes.
   bool may_lack(std::int64_t need) {
     is_checked = is_checked || (need >= checked_bytes && misses(client) != misses_before);
     return is_checked && need > 0 && room(client) - foreign_bytes < need;
   }
-  std::atomic<bool> busy{false};
-  std::mutex made_mutex;  // of `made`; any thread may ask for a storage
-  std::unordered_map<const c10::StorageImpl*, Made> made;
-  std::size_t sweep_at = 0;
-  std::uint64_t followed = 0;
 
   bool sees_alone(DispatchKeySet below) const {
     if (state.load(std::memory_order_acquire) == kOff || !place.sees_alone(below)) return false;
@@ -99,15 +98,13 @@ Follower& follower() {
   return *made;
 }
 
-using Storages = c10::SmallVector<const c10::Storage*, 8>;
-
 std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation, Storages& storages) {
   if (operation.traits.inert) return operation.hash | 1;
   Signature sign(follower().place.device, operation);
   const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  if (!std::all_of(begin, stack.end(), [&](const c10::IValue& value) { return sign.add(value); })) return 0;
+  const std::uint64_t signature = sign.of(begin, stack.end());
   storages = sign.storages();
-  return sign.value();
+  return signature;
 }
 
 std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -115,18 +112,6 @@ std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stac
   const std::lock_guard lock(all.mutex);
   Storages storages;
   return signature_of(op, stack, all.of(op), storages);
-}
-
-// Collect the storages on the follower's device.
-void add_storages(const c10::IValue& value, Storages& found) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined() || !tensor.has_storage()) return;
-    const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-    if (storage.device_type() == follower().place.device && storage.nbytes() > 0) found.push_back(&storage);
-  } else if (value.isTensorList() || value.isOptionalTensorList() || value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) add_storages(one, found);
-  }
 }
 
 c10::List<at::Tensor> parked_among(const Storages& storages) {
@@ -144,23 +129,20 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   const auto at = static_cast<std::int64_t>(all.at++);  // Ctrl-C may end the call
   Storages results;
   for (auto value = stack.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); value != stack.end(); ++value)
-    add_storages(*value, results);
+    add_storages(*value, all.place.device, results);
   c10::List<at::Tensor> fresh;
   std::int64_t place = 0;
   std::unique_lock lock(all.made_mutex);
   for (const c10::Storage* one : results) {
     const c10::StorageImpl* const storage = one->unsafeGetStorageImpl();
-    if (std::find(given.begin(), given.end(), storage) != given.end()) continue;
+    if (one->nbytes() == 0 || std::find(given.begin(), given.end(), storage) != given.end()) continue;
     const std::int64_t born = at << 16 | place;
     const auto [entry, is_new] = all.made.try_emplace(storage, Made{one->getWeakStorageImpl(), born});
     if (!is_new) continue;
     ++place;
     if (calls) fresh.push_back(bytes_of(*one));
   }
-  if (all.made.size() >= all.sweep_at) {
-    std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
-    all.sweep_at = std::max(std::size_t{4096}, 2 * all.made.size());
-  }
+  all.made.sweep_if_large();
   lock.unlock();
   ++all.followed;
   if (calls) call_python(after, {fresh, at});
@@ -192,7 +174,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     expected = &(*all.expected)[all.at];
     if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
         signature_of(op, *stack, operation, storages) != expected->signature) return false;
-    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), written);
+    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
   }
   if (all.may_lack(expected->need)) return false;
   const auto at = static_cast<std::int64_t>(all.at);
@@ -205,20 +187,8 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
   c10::SmallVector<const c10::StorageImpl*, 8> given;
   for (const c10::Storage* one : storages) given.push_back(one->unsafeGetStorageImpl());
-  torch::jit::Stack again;  // the arguments, which the call consumes
-  if (traits.repeatable && expected->need > 0) again.assign(begin, stack->end());
-  const auto others = begin - stack->begin();
   const bool calls = (expected->actions & Expected::kAfter) != 0;
-  try {
-    const Ours ours;
-    const Hidden hidden;
-    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-  } catch (const c10::OutOfMemoryError&) {
-    if (again.empty()) throw;
-    stack->erase(stack->begin() + others, stack->end());
-    stack->insert(stack->end(), again.begin(), again.end());
-    return false;
-  }
+  if (!run_hidden(op, below, stack, traits.repeatable && expected->need > 0)) return false;
   end_followed(op, *stack, given, calls);
   return true;
 }
@@ -295,7 +265,8 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   return 1;
 }
 
-// Follow a table from operation `at` on; with `is_checked`, only as far as the pool has room for results. Return 0 if another mode's schedule is followed.
+// Follow a table from operation `at` on; with `is_checked`, only as far as the pool has room for results. Return 0 if another
+// mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, const void* mode, int cuda,
                                           std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
                                           int is_checked, std::int64_t checked_bytes, std::int64_t foreign_bytes) {
@@ -318,7 +289,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
 MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  std::erase_if(all.made, [](const auto& one) { return one.second.storage.expired(); });
+  all.made.sweep();
   for (auto& [_, one] : all.made) one.born = kOlder;
 }
 

@@ -2,15 +2,17 @@
 // user's torch (compiled_library.py).
 //
 // A fallback for DeferredInit, a key that PyTorch reserves for others and dispatches before autocast and autograd. In a thread
-// that includes the key, every operation arrives here first, whatever the program does with dispatch modes. Four cases:
+// that includes the key, every operation arrives here first, whatever the program does with dispatch modes. The cases, in
+// the order in which they are looked at:
 //
-// * The offloading mode will see the operation: dispatch as usual. A composite operation that accesses memory itself, unseen by
-//   the mode, has the storages concerned lent meanwhile.
-// * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
-//   lent, which reloads and pins them.
-// * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and Python is called for moves only.
 // * The bypass is open (bypass.py), and the mode has seen the operation with tensors of the same shapes, and there is ample room:
 //   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
+// * The operation makes views or reads a number: it runs without the mode.
+// * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and Python is called for moves only.
+// * A composite operation accesses memory itself, unseen by the mode: the storages concerned are lent meanwhile.
+// * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
+//   lent, which reloads and pins them.
+// * The offloading mode will see the operation: dispatch as usual.
 //
 // An operation that does not arrive here, as in a thread that does not include the key yet or below another dispatch mode, is seen
 // by a global RecordFunction callback: no storage gives up memory until the operation has ended, and if it may write, all copies

@@ -142,6 +142,38 @@ Traits traits_of(const c10::OperatorHandle& op) {
   return all.of(op).traits;
 }
 
+using Storages = c10::SmallVector<const c10::Storage*, 8>;
+
+// Collect the storages of tensors on a device.
+void add_storages(const c10::IValue& value, c10::DeviceType device, Storages& found) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined() && tensor.has_storage() && tensor.device().type() == device)
+      found.push_back(&tensor.unsafeGetTensorImpl()->unsafe_storage());
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) add_storages(one, device, found);
+  }
+}
+
+// Map of storages by address, whose entries have a weak reference `storage`.
+template <class Entry>
+class WeakStorages : public std::unordered_map<const c10::StorageImpl*, Entry> {
+ public:
+  // Remove the entries of storages that have ended, once so many entries have come since the last time.
+  void sweep_if_large() {
+    if (this->size() < sweep_at_) return;
+    sweep();
+    sweep_at_ = std::max(kLeastSwept, 2 * this->size());
+  }
+  void sweep() {
+    std::erase_if(*this, [](const auto& one) { return one.second.storage.expired(); });
+  }
+
+ private:
+  static constexpr std::size_t kLeastSwept = 4096;
+  std::size_t sweep_at_ = kLeastSwept;
+};
+
 // Hash of everything that determines the memory footprint of an operation.
 class Signature {
  public:
@@ -178,11 +210,17 @@ class Signature {
     return false;
   }
 
-  // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
-  std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
-  const c10::SmallVector<const c10::Storage*, 8>& storages() const { return storages_; }
+  // Return the signature of all these values; 0 if one is of an unsupported type.
+  template <class Iterator>
+  std::uint64_t of(Iterator begin, Iterator end) {
+    return std::all_of(begin, end, [&](const c10::IValue& one) { return add(one); }) ? value() : 0;
+  }
+
+  const Storages& storages() const { return storages_; }
 
  private:
+  // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
+  std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
   static std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {  // of splitmix64 (Steele et al., OOPSLA 2014)
     hash += 0x9e3779b97f4a7c15ULL ^ value;
     hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -212,7 +250,7 @@ class Signature {
   c10::DeviceType device_;
   std::uint64_t hash_ = 0, fractions_ = 0;
   bool sized_ = false;
-  c10::SmallVector<const c10::Storage*, 8> storages_;
+  Storages storages_;
 };
 
 // Deleter of parked storages: the host copy is freed by others.
@@ -304,6 +342,26 @@ bool has_dispatching_tensor(const c10::IValue& value) {
   return std::any_of(list.begin(), list.end(), has_dispatching_tensor);
 }
 
+// Run an operation without the mode. With `repeats`, an operation that finds no memory leaves its arguments on the stack for another
+// try: return false then.
+bool run_hidden(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, bool repeats) {
+  const auto given = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  torch::jit::Stack again;  // the arguments, which the call consumes
+  if (repeats) again.assign(given, stack->end());
+  const auto others = given - stack->begin();
+  try {
+    const Ours ours;  // no operation within this one needs to be met
+    const Hidden hidden;
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    if (again.empty()) throw;
+  }
+  stack->erase(stack->begin() + others, stack->end());
+  stack->insert(stack->end(), again.begin(), again.end());
+  return false;
+}
+
 bool is_on_cpu(const c10::IValue& value) { return !value.isTensor() || !value.toTensor().defined() || value.toTensor().is_cpu(); }
 
 // Run an operation that makes views, or reads a number on the CPU, without the mode: a parked storage has its size and bytes. Return
@@ -312,10 +370,7 @@ bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySe
   const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   if (std::any_of(begin, stack->end(), has_dispatching_tensor)) return false;
   if (traits.reads && !std::all_of(begin, stack->end(), is_on_cpu)) return false;  // its stream may have to wait
-  const Ours ours;
-  const Hidden hidden;
-  op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
-  return true;
+  return run_hidden(op, below, stack, false);
 }
 
 // Operations on their way to the mode, which may have the bypass learn them.
