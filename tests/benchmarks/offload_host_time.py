@@ -11,17 +11,12 @@ a share of the live peak without a limit; 1.2 leaves room for everything.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import tempfile
 import time
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mempool.hardware.gpu_memory import card
-from mempool.rehearsal import Machine, standin
+import on_standin
+from on_standin import in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,25 +168,6 @@ def run(name: str, limit: int) -> dict[str, Any]:
     }
 
 
-def in_child(*arguments: Any) -> dict[str, Any]:
-    """Call `run` in a forked process, which has PyTorch and the stand-in and has not used them."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        try:
-            result = run(*arguments)
-        except BaseException:
-            result = {"error": traceback.format_exc()}
-        os.write(writer, json.dumps(result).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        result: dict[str, Any] = json.loads(answer.read())
-    os.wait()
-    if "error" in result:
-        raise SystemExit(result["error"])
-    return result
-
-
 def main() -> None:
     """Run what the command line names."""
     parser = argparse.ArgumentParser(
@@ -201,10 +177,7 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=[1.2, 0.8, 0.6])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        standin.write_libraries(Path(folder), standin.find_installation())
-        os.environ[standin.SETTINGS] = Machine(card("H100")).settings(standin.find_installation())
-        standin.load(Path(folder))
+    with on_standin.loaded():
         compare(options.programs, options.shares, options.rounds)
 
 
@@ -217,9 +190,9 @@ def compare(programs: list[str], shares: list[float], rounds: int) -> None:
 
     print(f"PyTorch {torch.__version__}, mempool at {mempool.torch.__file__}")
     for name in programs:
-        live = in_child(name, 0)["live"]
+        live = in_child(run, name, 0)["live"]
         for share in shares:
-            pairs = [(in_child(name, int(share * live)), in_child(name, 0)) for _ in range(rounds)]
+            pairs = [(in_child(run, name, int(share * live)), in_child(run, name, 0)) for _ in range(rounds)]
             within, without = (
                 statistics.median(one["seconds"] for one in column) for column in zip(*pairs, strict=True)
             )

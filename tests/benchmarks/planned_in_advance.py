@@ -12,18 +12,14 @@ replays the plan that an earlier run of the same loop saved.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+import on_standin
+from on_standin import in_child
 
-from mempool.hardware.gpu_memory import card
-from mempool.rehearsal import Machine, standin
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 GIB = 1 << 30
 LOOPS = ("gpt", "cnn", "lengths", "any length")
@@ -62,31 +58,12 @@ def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -
     }
 
 
-def in_child(*arguments: Any) -> dict[str, Any]:
-    """Call `train` in a forked process, which has PyTorch and the stand-in and has not used them."""
-    reader, writer = os.pipe()
-    if os.fork() == 0:
-        try:
-            result = train(*arguments)
-        except BaseException:
-            result = {"error": traceback.format_exc()}
-        os.write(writer, json.dumps(result).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        result = json.loads(answer.read())
-    os.wait()
-    if "error" in result:
-        raise SystemExit(result["error"])
-    return result
-
-
 def smallest_limit(way: str, loop: str, live: int, most: int, plan: str | None) -> float:
     """Return the smallest limit at which training ends, as a multiple of the peak live bytes."""
     low, high = 1.0, max(most / live, 1 + ACCURACY)
     while high - low > ACCURACY:
         middle = (low + high) / 2
-        if in_child(way, loop, int(middle * live), plan, None)["failed"]:
+        if in_child(train, way, loop, int(middle * live), plan, None)["failed"]:
             low = middle
         else:
             high = middle
@@ -100,11 +77,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--limits", action="store_true")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        standin.write_libraries(folder, standin.find_installation())
-        os.environ[standin.SETTINGS] = Machine(card("H100")).settings(standin.find_installation())
-        standin.load(folder)
+    with on_standin.loaded() as folder:
         import torch  # noqa: F401 - for all children
         import worker  # noqa: F401
 
@@ -117,8 +90,8 @@ def main() -> None:
                 plan = None
                 if "saved" in way:
                     plan = str(folder / f"{loop}.{way}.plan")
-                    in_child(way.partition(",")[0], loop, 0, None, plan)
-                free = in_child(way, loop, 0, plan, None)
+                    in_child(train, way.partition(",")[0], loop, 0, None, plan)
+                free = in_child(train, way, loop, 0, plan, None)
                 live, most = free["live"], free["most"]
                 limit = f"{smallest_limit(way, loop, live, most, plan):.3f}" if chosen.limits else ""
                 row = [
