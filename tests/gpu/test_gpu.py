@@ -1,4 +1,4 @@
-"""What must hold on a GPU with PyTorch: see checks.py; trainings within limits; the engine of offloads."""
+"""Tests of PyTorch on a GPU: the checks of checks.py, trainings within limits, the engine of offloads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ STEPS = 24
 
 
 class Run:
-    """What a training says: what its logger got, its phases, and a digest of its parameters."""
+    """A training that keeps the numbers that its logger got, its phases, and a digest of its parameters."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -284,7 +284,9 @@ def edited_graphs(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Grap
 
 
 def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int], list[int]]:
-    """What runs reads the same contents in the same order, in no more memory; what is of no use is left out.
+    """Check that the graph that runs reads the formal graph's contents in order, in no more memory.
+
+    The graph that runs has no operation without use.
 
     Returns: the formal graph, and the bytes in it and in what runs at each operation that both have.
     """

@@ -15,7 +15,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module", params=["transformers", "lightning", "accelerate"])
 def said(request: pytest.FixtureRequest) -> Any:
-    """What a training says without and with the callback of a framework."""
+    """The numbers of a training without and with the callback of a framework."""
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("OMP_NUM_THREADS", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("HF_HUB_OFFLINE", "1")):
