@@ -9,33 +9,18 @@ Every active logger gets the pool's numbers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from mempool.torch.integrations.watcher import TrainingWatcher
-
-if TYPE_CHECKING:
-    from mempool.torch.pool import TensorPool
+from mempool.torch.integrations.watcher import WatchingCallback
 
 
-class PoolCallback(Callback):
+class PoolCallback(WatchingCallback, Callback):
     """A pool under a training: watches the optimizer, and gives the pool's numbers to each logger.
 
     Validation, test and prediction follow no plan. Of several optimizers the last one ends iterations.
-
-    Attributes:
-        watcher: the pool, and the present phase.
     """
-
-    def __init__(self, pool: TensorPool | None = None, **options: Any) -> None:
-        """Use `pool`, or the installed one, or install one.
-
-        Args:
-            pool: a pool that serves PyTorch.
-            options: options of `mempool.torch.install`, for a pool that is installed here.
-        """
-        self.watcher = TrainingWatcher(pool, options)
 
     def on_train_start(self, trainer: Any, _: Any) -> None:
         """Watch the optimizer, which exists from now on."""
@@ -68,8 +53,4 @@ class PoolCallback(Callback):
 
     on_test_end = on_predict_end = on_validation_end
 
-    def on_train_end(self, *_: Any) -> None:
-        """Stop watching; the pool goes on serving."""
-        self.watcher.end()
-
-    on_exception = on_train_end
+    on_exception = WatchingCallback.on_train_end

@@ -10,33 +10,18 @@ Every active logger gets the pool's numbers.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
-from mempool.torch.integrations.watcher import TrainingWatcher
-
-if TYPE_CHECKING:
-    from mempool.torch.pool import TensorPool
+from mempool.torch.integrations.watcher import WatchingCallback
 
 
-class PoolCallback(TrainerCallback):
+class PoolCallback(WatchingCallback, TrainerCallback):
     """A pool under a training: watches the optimizer, and adds the pool's numbers to each log.
 
     Evaluation and prediction follow no plan.
-
-    Attributes:
-        watcher: the pool, and the present phase.
     """
-
-    def __init__(self, pool: TensorPool | None = None, **options: Any) -> None:
-        """Use `pool`, or the installed one, or install one.
-
-        Args:
-            pool: a pool that serves PyTorch.
-            options: options of `mempool.torch.install`, for a pool that is installed here.
-        """
-        self.watcher = TrainingWatcher(pool, options)
 
     def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         """Watch the optimizer, which exists from now on."""
@@ -85,7 +70,3 @@ class PoolCallback(TrainerCallback):
             logs.update(metrics)
         if state.log_history:
             state.log_history[-1].update(metrics)
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Stop watching; the pool goes on serving."""
-        self.watcher.end()

@@ -72,3 +72,24 @@ class TrainingWatcher:
             for key, value in self.pool.metrics().items()
             if not isinstance(value, str) and (value or key not in WITH_A_LIMIT)
         }
+
+
+class WatchingCallback:
+    """Base of the callbacks for trainers: a pool under a training, and the training's end.
+
+    Attributes:
+        watcher: the pool, and the present phase.
+    """
+
+    def __init__(self, pool: TensorPool | None = None, **options: Any) -> None:
+        """Use `pool`, or the installed one, or install one.
+
+        Args:
+            pool: a pool that serves PyTorch.
+            options: options of `mempool.torch.install`, for a pool that is installed here.
+        """
+        self.watcher = TrainingWatcher(pool, options)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Stop watching; the pool goes on serving."""
+        self.watcher.end()
