@@ -6,9 +6,12 @@ import contextlib
 import io
 import textwrap
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mempool.cli.rehearse.arguments import Request
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -18,11 +21,6 @@ from mempool.cli.fit import program
 from mempool.rehearsal.standin import has_cuda_build
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.program import run_program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mempool.cli.rehearse.arguments import Request
 
 no_cuda = pytest.mark.skipif(has_cuda_build(), reason="a CUDA build rehearses programs")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,9 +21,6 @@ from mempool.torch.compiled.runtime import RUNTIME, empty_tensor
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.host_engine import ArenaCopy, HostEngine
 from mempool.torch.offload.host_memory import PAGE, pages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 

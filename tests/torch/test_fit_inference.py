@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,6 @@ from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.program.value_decisions import FiniteNumbers, ValueReads
 from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
 from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
