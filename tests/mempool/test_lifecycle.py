@@ -10,8 +10,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import numpy as np
@@ -21,16 +21,10 @@ from divergence import Watcher
 from hypothesis import example, given, note, settings
 from policies import Planning
 from pools import simulated
-from sequences import FOR_GOOD, Event, Player
+from sequences import FOR_GOOD, Event, Iteration, Player
 
 import mempool.numpy
 from mempool import OutOfMemoryError, Pool, _core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sequences import Iteration
-
 
 #: A day of training at a hundred iterations a second.
 DAY = 24 * 3600 * 100

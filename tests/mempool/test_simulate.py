@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import divergence
 import numpy as np
@@ -20,10 +20,6 @@ from mempool import _core
 from mempool.simulate import simulate
 from traces.trace import EventType, Trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 NAME, GROWING = NAMES = ("planned_online", "planned_growing")
 

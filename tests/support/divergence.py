@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from policies import GuardedIndex, Index, Planning, Ranges
-from sequences import Player, allocations, network
+from policies import GuardedIndex, Index, Planning, Policy, Ranges
+from sequences import Diverged, Iteration, Network, Player, allocations, network
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from policies import Policy
-    from sequences import Diverged, Iteration, Network
-
-    from mempool.planning.planned_pattern import PlannedPattern
+from mempool.planning.planned_pattern import PlannedPattern
 
 #: Iterations before the first difference; differences; iterations between two at most, beside one after each.
 STEADY, DIFFERENCES, MOST_BETWEEN = 12, 16, 4

@@ -6,13 +6,11 @@ import contextlib
 import ctypes
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mempool import _core
+from mempool import _core
 
 T = TypeVar("T")
 #: Modes of captures and of threads towards them.

@@ -9,13 +9,10 @@ import contextlib
 import ctypes
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch._C import _DisableTorchDispatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class Event:

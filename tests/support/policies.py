@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pools
 
 from mempool import _core
+from mempool.planning.planned_pattern import PlannedPattern
 from mempool.planning.planner_thread import Planner, ProcessorBudget, first_cache_bytes
-
-if TYPE_CHECKING:
-    from mempool.planning.planned_pattern import PlannedPattern
 
 ALIGNMENT = 64
 ARENA = 1 << 50  # where the naive policies' arena lies: above all that the simulated device hands out

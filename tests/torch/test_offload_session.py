@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,6 @@ from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
