@@ -63,6 +63,17 @@ def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> Non
     json.dumps(values)
 
 
+def test_full_host_memory_is_reported_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    plain = losses([1024] * 4)
+    with mempool.torch.install(device="cpu", limit="2MiB", host_limit="256KiB", background=False) as pool:
+        loop = Loop()
+        assert [loop.step() for _ in range(4)] == plain
+        values = pool.report().to_dict()["swapping"]
+    assert values["host_full"] > 1
+    assert 0 < values["host_bytes"] <= 256 << 10
+    assert caplog.text.count("for copies are left on the host: tensors without room there stay") == 1
+
+
 def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPOOL_LIMIT", "5MiB")
     with Pool(background=False) as plain, mempool.torch.install(device="cpu", background=False) as pool:
