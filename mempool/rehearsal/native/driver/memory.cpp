@@ -13,10 +13,17 @@ namespace {
 int queue_bytes(Handle handle, std::shared_ptr<Cost> cost, std::vector<Range> uses, std::function<void()> run) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_registered(one.begin); }), uses.end());
+  const bool waits = std::any_of(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_pageable(one.begin); });
+  const auto on_host = [](const Range& one) { return gpu->is_registered(one.begin) || gpu->is_pageable(one.begin); };
+  uses.erase(std::remove_if(uses.begin(), uses.end(), on_host), uses.end());
   Work work{std::move(run), std::move(uses), nullptr, nullptr};
   work.cost = std::move(cost);
-  return gpu->enqueue(stream, std::move(work));
+  const int code = gpu->enqueue(stream, std::move(work));
+  if (code == kSuccess && waits && stream->capture == nullptr) {
+    gpu->force(stream, stream->queued);
+    gpu->host_waited(*stream);
+  }
+  return code;
 }
 
 }  // namespace

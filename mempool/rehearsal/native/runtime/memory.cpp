@@ -148,12 +148,8 @@ void forget_contents(const void* address) { known().forget(address, 1); }
 
 using namespace standin;
 
-extern "C" {
-int cuCtxSynchronize();
-int cuStreamSynchronize(Handle stream);
-int cuMemHostRegister_v2(std::uintptr_t address, std::size_t bytes, unsigned flags);
-int cuMemHostUnregister(std::uintptr_t address);
-}
+extern "C" int cuCtxSynchronize();
+extern "C" int cuStreamSynchronize(Handle stream);
 
 namespace {
 
@@ -208,13 +204,13 @@ EXPORTED int cudaFreeHost(void* pointer) {
   RUNTIME("cudaFreeHost");
   return give_back(pointer, {fake::kHost});
 }
-EXPORTED int cudaHostRegister(void* address, std::size_t bytes, unsigned flags) {
+EXPORTED int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
   RUNTIME("cudaHostRegister");
-  return noted(cuMemHostRegister_v2(reinterpret_cast<std::uintptr_t>(address), bytes, flags));
+  return noted(gpu->lock(reinterpret_cast<std::uintptr_t>(address), bytes));
 }
 EXPORTED int cudaHostUnregister(void* address) {
   RUNTIME("cudaHostUnregister");
-  return noted(cuMemHostUnregister(reinterpret_cast<std::uintptr_t>(address)));
+  return noted(gpu->unlock(reinterpret_cast<std::uintptr_t>(address)));
 }
 EXPORTED int cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
   *on_device = on_host;
