@@ -13,10 +13,10 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from answers import Cli
 from commands import COMMAND
 from instances import aligned
 
@@ -27,9 +27,6 @@ from traces import Buffers, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from answers import Cli
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 

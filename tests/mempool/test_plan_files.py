@@ -8,9 +8,11 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import programs
@@ -26,10 +28,6 @@ from solvers import PlanError, read_plan, solve, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import programs
 import pytest
@@ -14,9 +14,6 @@ from pools import run, simulated
 
 from mempool import Pool
 from mempool.planning.options import OPTIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import programs
@@ -16,11 +17,7 @@ import solvers
 from mempool import Pool
 from mempool.planning.options import OPTIONS
 from mempool.planning.planned_pattern import PlannedPattern, make_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from traces import Buffers
+from traces import Buffers
 
 
 @pytest.mark.parametrize(("streams", "patient"), [(1, True), (2, True), (1, False)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import programs
@@ -15,9 +16,6 @@ from pools import run, simulated
 from mempool import Pool, UsageError, _core
 from solvers import Plan, PlanError, Status, write_plan
 from traces import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def trained(path: Path, *, marks: bool = True) -> Path:

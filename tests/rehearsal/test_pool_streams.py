@@ -65,6 +65,28 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
     standin_torch.check_nothing_is_left(pool)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@alone
+def test_random_program_reads_its_own_bytes_if_cuda_refuses_to_lock_memory(seed: str) -> None:
+    """One warning names the remedy; pageable memory takes the place of what is not locked."""
+    logger, warned = logging.getLogger("mempool"), list[str]()
+    logger.addHandler(handler := logging.Handler())
+    logger.propagate = False
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its capture needs an offloaded tensor
+    standin_torch.driver().set_lockable(20 * MIB)  # of which the program itself locks 16
+    pool = mempool.torch.install(device="cuda", limit="10MiB", host_limit="64MiB", background=False)
+    program = standin_torch.Program(int(seed), pool)
+    program.run(200)
+    swapping = pool.report().to_dict()["swapping"]
+    assert swapping["out_bytes"] > MIB
+    assert swapping["host_full"] == 0
+    assert 4 * MIB < swapping["host_bytes"] <= 64 * MIB
+    assert sum("page-locks no" in message for message in warned) == 1
+    del program
+    standin_torch.check_nothing_is_left(pool)
+
+
 @alone
 def test_capture_in_parts_keeps_the_memory_of_each_part() -> None:
     """As where a graph has conditional nodes, each of whose bodies is a part."""

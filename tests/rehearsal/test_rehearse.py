@@ -8,12 +8,10 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from answers import Cli
+from answers import Cli
 
 MIB, GIB = 1 << 20, 1 << 30
 PROGRAMS = Path(__file__).parent / "programs"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from answers import Cli
 
 from mempool.cli.rehearse.arguments import parse_variation, with_argument
 from mempool.rehearsal.standin import find_installation
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from answers import Cli
 
 SCRIPT = "train.py"
 

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,10 +17,6 @@ from instances import GENERATORS, aligned, flat, padded, pinned
 from solvers import SOLVERS, Plan, Status, Stop, check, peak_load, solve
 from traces import Buffers
 from traces.buffers import COLUMNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 EVERY_SOLVER = pytest.mark.parametrize("solver", list(SOLVERS))
 MOST = 2**62

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from solvers import _core, load_curve, lower_bound, peak_load, solve
 from solvers.packing.bounds import pieces_of
 from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
 
 def on_line(buffers: Buffers, cut: int) -> dict[int, list[tuple[int, int]]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +14,6 @@ from mempool.torch.estimate import Job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 from models import MODELS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Size = dict[str, int]
 #: Sizes of configurations; ``length`` is the number of tokens of a text.

@@ -315,6 +315,7 @@ class OffloadMode(TorchDispatchMode):
             peak_bytes = self.follower.end_iteration(peak_bytes)
         if self._is_bypassed():
             self.counts.end_iteration()
+            self.engine.end_iteration()
             self.iterations.suspend()
         else:
             self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()

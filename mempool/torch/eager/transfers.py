@@ -7,6 +7,7 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mempool.logs import log
 from mempool.torch.eager import interposer
 from mempool.torch.eager.storages import (
     OFFLOADED,
@@ -19,7 +20,7 @@ from mempool.torch.eager.storages import (
     bytes_of,
     is_resizable,
 )
-from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.engine import HostFullError, OffloadRefusedError
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -75,13 +76,24 @@ class TransferManager:
                 with self._own():
                     data = self._engine.bytes_of(record())
                     record.copy, record.transfer = self._engine.offload(data, at)
-            except HostFullError:
-                self._counts.host_full += 1
+            except HostFullError as error:
+                self._note_full_host(error)
+                return
+            except OffloadRefusedError:
                 return
             self._in_flight[record.number] = record
             interposer.watch(record())
             record.state, record.has_valid_copy = OFFLOADING, True
             self._counts.out_bytes += record.size
+
+    def _note_full_host(self, error: HostFullError) -> None:
+        self._counts.host_full += 1
+        if self._counts.host_full == 1:
+            log.warning(
+                "%s: tensors without room there stay on the device, so the limit may be exceeded. A larger "
+                "host_limit (MEMPOOL_HOST_LIMIT) makes room; the default is half of the free memory",
+                str(error),  # an exception in a log keeps tensors alive
+            )
 
     def _has_valid_copy(self, record: StorageRecord) -> bool:
         """Return whether no operation wrote to a resident storage since the copy was started."""

@@ -171,6 +171,7 @@ class Gpu {
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<std::uintptr_t, std::size_t> registered;  // memory of the program that is page-locked, bytes by address
+  std::size_t lockable = SIZE_MAX;  // most bytes of the host that can be page-locked
   std::map<unsigned long long, Memory> memories;  // by handle
   unsigned long long next_memory = 1;
   std::vector<std::string> log;  // symbols of the calls, in order
@@ -187,6 +188,10 @@ class Gpu {
   bool is_registered(std::uintptr_t address) const {
     const auto next = registered.upper_bound(address);
     return next != registered.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  }
+  // Memory of the program that is not page-locked: the host waits for copies of it. A fault unless locking may be refused.
+  bool is_pageable(std::uintptr_t address) const {
+    return lockable != SIZE_MAX && (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
   }
   void fault(const std::string& what) { faults.push_back(what); }
 
@@ -234,6 +239,19 @@ class Gpu {
     if (on.live_bytes > on.peak_bytes) on.peak_bytes = on.live_bytes;
     return kSuccess;
   }
+  bool may_lock(std::size_t bytes) const {
+    std::size_t locked = bytes;
+    for (const auto& [begin, size] : registered) locked += size;
+    for (const auto& [begin, allocation] : allocations) locked += allocation.kind == kHost ? allocation.bytes : 0;
+    return locked <= lockable;
+  }
+  int lock(std::uintptr_t address, std::size_t bytes) {
+    if (registered.count(address) != 0) return kInvalidValue;
+    if (!may_lock(bytes)) return kOutOfMemory;
+    registered.emplace(address, bytes);
+    return kSuccess;
+  }
+  int unlock(std::uintptr_t address) { return registered.erase(address) == 1 ? kSuccess : kInvalidValue; }
   int allocate(std::size_t bytes, int device, std::uintptr_t& address, Kind kind = kPlain) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > kMemory) return kOutOfMemory;
@@ -248,6 +266,7 @@ class Gpu {
     }
     if (pages > kMemory || raw - memory_ > kMemory - pages) return kOutOfMemory;
     if (kind == kPlain && take(device, bytes) != kSuccess) return kOutOfMemory;
+    if (kind == kHost && !may_lock(bytes)) return kOutOfMemory;
     address = raw + offset;
     allocations[address] = {bytes, device, raw, pages, kind};
     return kSuccess;

@@ -13,8 +13,15 @@ namespace {
 int queue_bytes(Handle handle, std::vector<Range> uses, std::function<void()> run) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_registered(one.begin); }), uses.end());
-  return gpu->enqueue(stream, Work{std::move(run), std::move(uses), nullptr, nullptr});
+  const bool waits = std::any_of(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_pageable(one.begin); });
+  const auto on_host = [](const Range& one) { return gpu->is_registered(one.begin) || gpu->is_pageable(one.begin); };
+  uses.erase(std::remove_if(uses.begin(), uses.end(), on_host), uses.end());
+  const int code = gpu->enqueue(stream, Work{std::move(run), std::move(uses), nullptr, nullptr});
+  if (code == kSuccess && waits && stream->capture == nullptr) {
+    gpu->force(stream, stream->queued);
+    gpu->host_waited(*stream);
+  }
+  return code;
 }
 
 }  // namespace

@@ -160,11 +160,11 @@ EXPORTED int cuPointerGetAttribute(void* into, int attribute, std::uintptr_t add
 }
 EXPORTED int cuMemHostRegister_v2(std::uintptr_t address, std::size_t bytes, unsigned) {
   CALL("cuMemHostRegister_v2");
-  return gpu->registered.emplace(address, bytes).second ? kSuccess : kInvalidValue;
+  return gpu->lock(address, bytes);
 }
 EXPORTED int cuMemHostUnregister(std::uintptr_t address) {
   CALL("cuMemHostUnregister");
-  return gpu->registered.erase(address) == 1 ? kSuccess : kInvalidValue;
+  return gpu->unlock(address);
 }
 EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t words, Handle handle) {
   CALL("cuMemsetD32Async");

@@ -202,8 +202,14 @@ EXPORTED int cudaFreeHost(void* pointer) {
   RUNTIME("cudaFreeHost");
   return give_back(pointer, {fake::kHost});
 }
-EXPORTED int cudaHostRegister(void*, std::size_t, unsigned) { return 0; }
-EXPORTED int cudaHostUnregister(void*) { return 0; }
+EXPORTED int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
+  RUNTIME("cudaHostRegister");
+  return noted(gpu->lock(reinterpret_cast<std::uintptr_t>(address), bytes));
+}
+EXPORTED int cudaHostUnregister(void* address) {
+  RUNTIME("cudaHostUnregister");
+  return noted(gpu->unlock(reinterpret_cast<std::uintptr_t>(address)));
+}
 EXPORTED int cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
   *on_device = on_host;
   return 0;
