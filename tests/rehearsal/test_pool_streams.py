@@ -180,5 +180,38 @@ def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
     standin_torch.check_faults()
 
 
+@alone
+@pytest.mark.parametrize("place", ["stream", "capture", "backward"])
+def test_entries_used_elsewhere_are_seen_by_the_mode(place: str) -> None:
+    """Another stream has to be known before it reads, and a graph keeps the addresses of its tensors."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    pool = mempool.torch.install(device="cuda", limit="6MiB", host_limit="64MiB", background=False)
+    assert pool.offloading is not None
+    mode = pool.offloading.mode
+    target, source = torch.zeros(MIB, device="cuda"), torch.ones(MIB, device="cuda")
+
+    def add_entries(count: int) -> int:
+        before = mode.clock
+        for at in range(count):
+            target[at].add_(source[at])
+        return mode.clock - before
+
+    assert add_entries(200) < 100
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    if place == "stream":
+        with torch.cuda.stream(side):
+            assert add_entries(1) == 1
+    elif place == "capture":
+        with torch.cuda.graph(graph):
+            assert add_entries(1) == 1
+        assert not mode.storages.find(target.untyped_storage()).movable
+    else:
+        seen = []
+        weight = torch.ones(1, device="cuda", requires_grad=True)
+        weight.register_hook(lambda _: seen.append(add_entries(1)))
+        weight.sum().backward()
+        assert seen == [1]
+
+
 if __name__ == "__main__":
     run_each_alone(globals())
