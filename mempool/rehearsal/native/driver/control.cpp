@@ -24,6 +24,7 @@ EXPORTED void fake_reset(int devices) {
   gpu->slow.clear();
   gpu->answers.clear();
   if (gpu->order != nullptr) gpu->order = std::make_unique<Order>();
+  gpu->timeline.reset();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
   gpu->lockable = SIZE_MAX;

@@ -19,7 +19,10 @@ void* function_of(const char* name) {
 
 int launch(Handle handle) {
   Stream* const stream = gpu->stream(handle, current());
-  return stream == nullptr ? kInvalidHandle : gpu->enqueue(stream, Work{});
+  if (stream == nullptr) return kInvalidHandle;
+  Work work;
+  work.cost = kernel_cost();
+  return gpu->enqueue(stream, std::move(work));
 }
 
 }  // namespace
@@ -170,8 +173,9 @@ EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t word
   CALL("cuMemsetD32Async");
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  return gpu->enqueue(stream, Work{[=] { gpu->fill(reinterpret_cast<void*>(address), 0, 4 * words); },
-                                   {{address, 4 * words, true}}, nullptr, nullptr});
+  Work work{[=] { gpu->fill(reinterpret_cast<void*>(address), 0, 4 * words); }, {{address, 4 * words, true}}, nullptr, nullptr};
+  work.cost = gpu->fill_cost(4 * words);
+  return gpu->enqueue(stream, std::move(work));
 }
 
 // Memory that processes or several devices share, green contexts and waits for values: no device of the stand-in has them.
