@@ -185,12 +185,26 @@ class Rehearsal:
         if self.job.allocator in POOLS:
             import mempool.torch
 
-            options = {"remember": "fresh", "background": False} if self.job.remember else {}
+            options: dict[str, Any] = {"remember": "fresh", "background": False} if self.job.remember else {}
+            if self.job.offload_limit is not None:
+                options["limit"] = self.job.offload_limit
+                self._start_clock()
             self._pool = mempool.torch.install(
                 device="cuda", memory=POOLS[self.job.allocator], plan=self.job.plan, **options
             )
             self._pool.leave_open_at_exit()
         torch.cuda._lazy_call(self._after_cuda)
+
+    def _start_clock(self) -> None:
+        """Let kernels and copies take the times of the job's card, by which the pool plans."""
+        from mempool.hardware.gpu_memory import card
+        from mempool.hardware.gpu_throughput import rates_of
+        from mempool.rehearsal import clock
+        from solvers.swap import PRESETS
+
+        gpu = card(self.job.card or "H100")
+        rates = rates_of(gpu.name, gpu.capability)
+        clock.start(rates, PRESETS[rates.link])
 
     def _keep_peaks(self, torch: Any) -> None:
         """Measure the peaks before the program resets them."""
@@ -402,6 +416,9 @@ class Rehearsal:
             self._measure()
         if self.job.remember and self._pool is not None:
             self._note_plan()
+        if self.job.offload_limit is not None and self._pool is not None:
+            with contextlib.suppress(Exception):  # of a program that ended at any moment
+                self.outcome.offloading = self._pool.offloading.cost()
         if self.job.check_streams:
             self.outcome.stream_faults = standin.stream_faults()
         self.outcome.seconds = time.monotonic() - self._began

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from mempool.recording.arrays import ArrayRecorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "a + b": lambda a, b: a + b,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from mempool.hardware.roofline import Roofline
 from mempool.recording.torch import AccessRecorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mempool.hardware.roofline import Roofline
-    from traces import Trace
+from traces import Trace
 
 
 def training_trace(

@@ -7,14 +7,12 @@ import json
 import os
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool.hardware.gpu_memory import card
 from mempool.rehearsal import Machine, standin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager

@@ -14,11 +14,13 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -31,11 +33,6 @@ from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.packing.plan import DEFAULT_NODES
 from traces import workload
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from numpy.typing import NDArray
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576

@@ -22,15 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 STEPS = 60
 

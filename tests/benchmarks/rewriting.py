@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,16 +21,11 @@ from torch import nn
 from torch.nn import functional
 
 from solvers.errors import PlanError
-from solvers.rewriting.decide import Decider, least_limit
+from solvers.rewriting import Graph
+from solvers.rewriting.decide import Decider, Decision, least_limit
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link, LinkBound
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from solvers.rewriting import Graph
-    from solvers.rewriting.decide import Decision
 
 TWELVE = Link.of_rate(12e9)
 

@@ -19,8 +19,9 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import own_process
 
@@ -28,8 +29,6 @@ from mempool.demo.worker import forget_peak, resident_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHARES = (0.9, 0.75, 0.6)
 #: The lowest limit, times the floor.

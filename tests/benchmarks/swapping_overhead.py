@@ -15,7 +15,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import transformers
@@ -24,9 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import mempool.torch
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: Steps in a row: the first is not like those before it. Before them, so many until all is known.
 _STEPS, _BEFORE = 6, 6

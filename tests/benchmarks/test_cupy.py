@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import sys
 import timeit
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
-
 import build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
 SIZES = [100_000 + number % 4 * 512 for number in range(100)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import array_programs
 import numpy as np
@@ -16,17 +18,12 @@ from hypothesis import strategies as st
 import mempool.numpy
 from mempool import UsageError
 from mempool.demo.network import Data, Network
+from mempool.numpy import ArrayPool
 from mempool.recording.arrays import ArrayRecorder
 from mempool.recording.arrays.pool_recorder import merge_traces, record_arrays
 from mempool.recording.arrays.rows import FIELDS
 from traces import EventType, Trace, buffers_of
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from mempool.numpy import ArrayPool
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,6 @@ from mempool import _core
 from mempool.planning.planned_pattern import make_plan
 from mempool.simulate import replaying, simulate
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 PAGE, MIB = 4096, 1 << 20
 #: No size fits the slot of another position, nor does one an eighth larger.

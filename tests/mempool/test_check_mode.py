@@ -7,7 +7,8 @@ import gc
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +18,6 @@ from hypothesis import strategies as st
 
 import mempool.numpy
 from mempool import Pool, UsageError, _core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 MIB = 1 << 20
 

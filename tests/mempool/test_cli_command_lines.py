@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import typer
+from answers import Cli
 from commands import COMMAND
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,9 +31,6 @@ from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from answers import Cli
 
 VERBS = ("check", "compare", "convert", "demo", "diagnose", "fit", "info", "plan", "run", "show", "swap")
 

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from answers import Cli
 from commands import COMMAND
 from recordings import random_trace
 
@@ -24,9 +25,6 @@ from traces.formats.minimalloc import read_csv
 from traces.formats.parquet import read_trace, write_trace
 from traces.formats.snapshot import read_snapshot
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from answers import Cli
 
 TWO = "-a first_fit -a best_fit:growth_bytes=4MiB"
 RMM = """\

@@ -5,15 +5,14 @@ from __future__ import annotations
 import platform
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
+from answers import Cli
+from fake_cuda import FakeCuda
 
 from mempool.reporting import environment as module
 from mempool.reporting.environment import environment
-
-if TYPE_CHECKING:
-    import pytest
-    from answers import Cli
-    from fake_cuda import FakeCuda
 
 
 def test_answer_has_versions_and_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cases import run_case, shared_case
 from snapshots import event, segment, stored
 
 if TYPE_CHECKING:
@@ -303,55 +302,3 @@ def test_recorded_allocator_covers_devices_with_reserved_bytes_only(tmp_path: Pa
     rows = cli.answer("compare", tmp_path / "t.json", "-a recorded -a planned")
     pairs = [(row["device"], row["allocator"]) for row in rows]
     assert pairs == [(-1, "planned"), (0, "recorded"), (0, "planned")]
-
-
-@pytest.mark.parametrize(
-    ("name", "facts", "failed"),
-    [
-        ("nohistory.pickle", {"history": "absent", "remedies": []}, None),
-        ("list.pickle", {"history": "absent", "remedies": []}, None),
-        ("ring.pickle", {"history": "window", "reserved_before_bytes": 10_485_760_000, "remedies": []}, None),
-        ("rmm_fail.csv", {"history": "whole"}, 99_999_999_999),
-        ("rmm_docs.csv", {"history": "whole", "refused": None}, None),
-        ("oom.pickle", {"history": "whole"}, 943_718_400),
-    ],
-)
-def test_shared_files_are_answered_with_their_missing_facts(
-    name: str, facts: dict[str, Any], failed: int | None, cli: Cli
-) -> None:
-    [device] = cli.answer("info", shared_case(name))["per_device"]
-    assert {key: device[key] for key in facts} == facts
-    assert (device["refused"] or {}).get("size_bytes") == failed
-
-
-def test_shared_profiler_trace_counts_the_weights(cli: Cli) -> None:
-    path = shared_case("profiler_weights.json")
-    shown = cli.answer("info", path)
-    assert shown["peak_load_bytes"] == 3_196_059_648  # the largest `Total Allocated` of the file
-    assert shown["per_device"][0]["recorded"]["peak_reserved_bytes"] == 3_217_031_168
-    rows = cli.answer("compare", path, "--limit 2GiB")
-    assert rows[0]["allocator"] == "recorded"
-    assert {row["fits"] for row in rows} == {False}
-
-
-def test_shared_snapshots_name_the_same_line_on_windows_and_linux(cli: Cli) -> None:
-    for name in ("windows.pickle", "linux.pickle", "blockframes.pickle"):
-        [device] = cli.answer("info", shared_case(name), "--frames")["per_device"]
-        assert [share["frame"] for share in device["frames"]] == ["model.py:42"]
-
-
-def test_shared_annotations_are_phases_and_modules(cli: Cli) -> None:
-    [device] = cli.answer("info", shared_case("annotated.pickle"))["per_device"]
-    assert {share["phase"]: share["buffers"] for share in device["phases"]} == {"forward": 20}
-    assert sorted(share["module"] for share in device["modules"]) == [f"layer{at}.attn" for at in range(4)]
-
-
-def test_shared_private_pools_need_the_recorded_bytes(cli: Cli) -> None:
-    rows = by_allocator(cli, shared_case("pools.pickle"))
-    assert {rows[name]["peak_reserved_bytes"] for name in ("recorded", "pytorch", "planned")} == {600 * MIB}
-
-
-def test_shared_scripts_of_recordings_pass_their_own_checks() -> None:
-    run_case("segments_list.py")
-    run_case("out_of_memory.py")
-    run_case("profiler_times.py", {'"where"': '"per_device"'})

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from answers import Cli
 
 from solvers import read_plan
 from traces import EventType, Trace
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from answers import Cli
 
 A, F, R, W, M, RESERVE, *_ = EventType
 KIB = 1024

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import MEMPOOL, outcome, start, write
@@ -15,9 +16,6 @@ from mempool.cli.app import call
 from mempool.cli.run import child
 from mempool.cli.run import exec as launch
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Started(BaseException):

@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from answers import Cli
 from shown import Packed, four_buffers
 from snapshots import segment, stored
 from swap_steps import MIB, training
@@ -20,9 +21,6 @@ from mempool.cli.app import call
 from traces import Trace
 from traces.formats.parquet import write_trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from answers import Cli
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import programs
 import pytest
+from answers import Cli
 from combinations import some
 from pools import simulated
 from random_variants import at_random, in_steps, marking_last, misses, variants, with_states
@@ -27,12 +30,6 @@ from solvers.packing.variants import VariantSet
 from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
 from traces.trace import COLUMNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from answers import Cli
 
 THREE = (900, 1300, 1900)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mempool import _core
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOMY = 1 << 40
 sizes = st.one_of(

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from cores import pattern
@@ -25,10 +25,6 @@ from mempool.cuda_callbacks import CallbackPool
 from mempool.cupy.platform import Cuda
 from mempool.pinned import PinnedPool
 from mempool.settings import EVERYTHING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 MIB = 1 << 20
 

@@ -6,7 +6,9 @@ import random
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cores import pattern
@@ -16,10 +18,6 @@ from programs import Watched, replaced, training
 
 import build
 from mempool import OutOfMemoryError, Pool, UsageError, _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 LAUNCH_FAILED = 719

@@ -11,9 +11,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fake_cuda import FakeCuda
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -25,10 +26,6 @@ from hypothesis import strategies as st  # noqa: E402
 from pools import simulated  # noqa: E402
 
 from mempool import OutOfMemoryError  # noqa: E402
-
-if TYPE_CHECKING:
-    from fake_cuda import FakeCuda
-
 
 SUPPORT = Path(__file__).parents[1] / "support"
 KIB, MIB = 1 << 10, 1 << 20

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from fake_cuda import FakeCuda
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -13,9 +12,6 @@ from cupy_platform import Current, FakePlatform, install  # noqa: E402
 import mempool.cupy  # noqa: E402
 from mempool import Pool, UsageError  # noqa: E402
 from mempool.cupy.platform import Cuda  # noqa: E402
-
-if TYPE_CHECKING:
-    from fake_cuda import FakeCuda
 
 MIB = 1 << 20
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import programs
@@ -26,10 +27,6 @@ from traces import TraceError
 from traces.buffers import Buffers
 from traces.iterations.envelope import FEW_KINDS
 from traces.iterations.pattern import Pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 MOST = [16_000, 4000, 36_000, 2800, 120_000, 8000, 6000, 24_000, 3200, 48_000]
 #: Those of up to 4000 bytes never vary.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from cores import Core, pattern
@@ -14,9 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempool._core import Mark
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WINDOW = 8
 #: All different, so that every window is unique.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import programs
 import pytest
@@ -16,10 +17,6 @@ from mempool import Pool
 from mempool.planning import joint_planning
 from mempool.planning.options import OPTIONS
 from mempool.planning.plan_files import read_plans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 #: Iterations within which everything is learned, by a planner that looks after each.
 LEARNED = 80

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import harness_runs
 import pytest
 from harness_runs import notices_each, seeds_until_time_is_up
 
 import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DEVICES = ["host", "pages", "whole"]
 #: MEMPOOL_STRESS_SECONDS: how long a full or soak run goes on for each build and device.

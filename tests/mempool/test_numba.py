@@ -6,10 +6,12 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from fake_cuda import FakeCuda
 
 pytest.importorskip("numba.cuda.cudadrv.driver", reason="Numba is not installed")
 
@@ -18,11 +20,6 @@ from numba.cuda.cudadrv import driver as numba_driver
 
 import mempool.numba
 from mempool import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.skipif(
     not hasattr(cuda, "HostOnlyCUDAMemoryManager"), reason="this Numba has no memory plug-ins"

@@ -11,9 +11,10 @@ import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mempool import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[2]

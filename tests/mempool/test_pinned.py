@@ -6,19 +6,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from fake_cuda import eventually, on_another_thread
+from fake_cuda import FakeCuda, eventually, on_another_thread
 
 from mempool import OutOfMemoryError, pinned
 from mempool.pinned import PinnedPool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fake_cuda import FakeCuda
 
 MIB = 1 << 20
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import programs
 import pytest
 from cores import Core, pattern
+from fake_cuda import FakeCuda
 from pools import run, simulated
 from sequences import NETWORKS, scaled
 
 from mempool import Pool, _core
 from mempool.simulate import simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fake_cuda import FakeCuda
-
-    from traces.trace import Trace
-
+from traces.trace import Trace
 
 #: An envelope's, where no place is for what is due at another position, nor for one an eighth larger.
 SIZES = [576_000 + 44_800 * k for k in range(120)]

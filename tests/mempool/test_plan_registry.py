@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from pools import simulated
@@ -10,9 +10,6 @@ from pools import simulated
 from mempool import Pool
 from mempool.planning.registry import MOST_KNOWN
 from mempool.reporting.explain import DECISIONS, LATEST_DECISIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def allocations(variant: int) -> int:

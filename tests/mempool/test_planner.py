@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import programs
 import pytest
@@ -14,9 +14,6 @@ from pools import run, simulated
 
 from mempool import Pool
 from mempool.planning.options import OPTIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
@@ -203,29 +200,6 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
     assert "are in use beside the plan" in pool.explain()
     for address in kept:
         memory.free(address)
-
-
-def test_background_planner_plans_around_kept_buffers() -> None:
-    """Every iteration misses, and each miss calls the planner to the recording."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        kept: list[int] = []
-        until = time.monotonic() + 120
-        number = 0
-        while time.monotonic() < until and pool.planner.plans < 2:
-            pool.step()
-            programs.layers(memory)
-            number += 1
-            if not kept and pool.state == "replaying" and number > 20:
-                kept.extend(memory.allocate(50_000) for _ in range(10))
-            time.sleep(0.002)
-        assert pool.planner.plans == 2
-        run_misses = pool.report().to_dict()["misses"]
-        for _ in range(10):
-            pool.step()
-            programs.layers(memory)
-        assert pool.report().to_dict()["misses"] <= run_misses
-        memory.free_all()
 
 
 #: Of more allocations than the recording holds three times.

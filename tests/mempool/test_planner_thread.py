@@ -7,8 +7,8 @@ import math
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import programs
 import pytest
@@ -17,14 +17,10 @@ from hypothesis import strategies as st
 from pools import run, simulated
 
 from mempool import Pool, _core
+from mempool.planning.backoff import WakeConditions
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
 from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mempool.planning.backoff import WakeConditions
 
 
 class Turns:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import programs
 import pytest
 from pools import run, simulated
 
 from mempool import OutOfMemoryError, Pool, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 PROGRAMS = [programs.replaced, programs.last_three, programs.prefetched, programs.piling, programs.training]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import programs
 import pytest
@@ -13,10 +15,6 @@ from pools import run, simulated
 from mempool import Pool, UsageError
 from mempool.reporting.metrics import NOTHING
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,21 +7,18 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from cores import Core
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from mempool._core import EVENT_FIELDS, TraceNames
 from mempool.recording.events import RECORD, EventConverter
 from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 ALLOC, FREE, HANDOVER, USE, STEP, BEGIN, END, FOUND = 0, 1, 2, 3, 4, 5, 6, 12
 OF_BRIEF = ("address", "size", "sequence", "kind")

@@ -8,8 +8,9 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pools import simulated
@@ -18,9 +19,6 @@ from mempool import Pool, UsageError, _core
 from mempool.planning import remembered_plans
 from mempool.planning.options import OPTIONS
 from mempool.settings import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MEMPOOL = Path(sys.executable).with_name("mempool")
 PROGRAM = """

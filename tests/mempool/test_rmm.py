@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_cuda import FakeCuda
 
 pytest.importorskip("rmm.mr", reason="RMM is not installed")
 
@@ -19,12 +22,6 @@ from rmm.pylibrmm.stream import DEFAULT_STREAM, LEGACY_DEFAULT_STREAM, PER_THREA
 import mempool.rmm
 from mempool import Pool, UsageError
 from mempool.cuda_callbacks import CallbackPool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fake_cuda import FakeCuda
 
 MIB = 1 << 20
 PER_THREAD = 2

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import pty
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import programs
 import pytest
 from commands import MEMPOOL, outcome, start, write
 from pools import run
 
+from mempool import Pool
 from mempool.cli.run.monitor import status
 from mempool.reporting import memory_history
 from mempool.reporting.memory_history import MemoryHistory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mempool import Pool
 
 SHOW = """
 import fcntl, struct, sys, termios

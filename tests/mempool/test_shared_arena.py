@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sequences
+from fake_cuda import FakeCuda
 from hypothesis import given
 from hypothesis import strategies as st
 from pools import pattern_of, simulated
@@ -20,13 +23,6 @@ from mempool.planning.shared_arena import merge_ranges
 from solvers import lower_bound
 from traces import workload
 from traces.iterations.pattern import find_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from fake_cuda import FakeCuda
-
 
 MIB = 1 << 20
 BATCHES = (200_000, 100_000, 50_000)

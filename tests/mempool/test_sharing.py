@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from programs import Watched, layers
 import mempool.numpy
 from mempool import OutOfMemoryError, Pool, UsageError, _core
 from mempool.settings import NEVER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1 << 20
 

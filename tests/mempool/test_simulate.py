@@ -1,16 +1,17 @@
-"""The pool simulated on recorded sequences, and the cost of divergence beside naive policies."""
+"""The pool simulated on recorded sequences, and the cost of divergence."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import divergence
 import numpy as np
 import pytest
 import sequences
+from divergence import cost_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import MIB, check_simulation, event_traces, trace_of
@@ -20,10 +21,6 @@ from mempool import _core
 from mempool.simulate import simulate
 from traces.trace import EventType, Trace
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 NAME, GROWING = NAMES = ("planned_online", "planned_growing")
 
@@ -182,72 +179,42 @@ def test_invalid_columns_are_refused(wrong: dict[str, list[int]]) -> None:
         _core.Replay(client, device, **table)
 
 
-#: What a policy that keeps to its place by the count alone does as well, to a few allocations.
-KEEPS_PLACE = {
-    sequences.other_size,
-    sequences.swapped,
-    sequences.freed_late,
-    sequences.exception,
-    sequences.other_sizes_from_here,
+#: Least hit rate in the differing iterations and the one after each; extra allocations cannot hit.
+LEAST_HITS = {
+    sequences.many_extra: 0.7,
+    sequences.stretch_repeated: 0.92,
+    sequences.other_sizes_from_here: 0.6,
+    sequences.freed_late: 0.85,
+    sequences.exception: 0.9,
+    sequences.evaluation: 0.8,
+    sequences.fewer_samples: 0.75,
 }
-#: What is over after three or four allocations.
-SOON = {
-    sequences.extra,
-    sequences.extra_until_the_end,
-    sequences.logged,
-    sequences.missing,
-    sequences.stretch_left_out,
-    sequences.other_size,
-    sequences.swapped,
-    sequences.exception,
-}
-
-
-def cost(
-    names: list[str], policy: str, kind: Callable[..., sequences.Diverged], seed: int
-) -> divergence.Cost:
-    total = divergence.Cost()
-    for name in names:
-        total.add(divergence.cost(name, policy, kind, seed))
-    return total
+#: Kinds after which the pool is back on its plan within a few allocations, not only in the next iteration.
+SOON = {*sequences.DIVERGENCES} - LEAST_HITS.keys() | {sequences.exception}
 
 
 @pytest.mark.parametrize("at", range(len(sequences.DIVERGENCES)))
-def test_pool_hits_where_the_naive_policies_miss(at: int) -> None:
-    """Each kind on one network, each network with several kinds."""
-    compare(sequences.DIVERGENCES[at], [sequences.NETWORKS[(at + 1) % len(sequences.NETWORKS)]], seed=0)
+def test_pool_returns_to_its_plan_after_a_difference(at: int) -> None:
+    """Each kind on one network, each network with several kinds; no two live buffers ever overlap."""
+    returns(sequences.DIVERGENCES[at], [NETWORKS[(at + 1) % len(NETWORKS)]], seed=0)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("kind", sequences.DIVERGENCES, ids=lambda kind: kind.__name__)
-def test_pool_hits_where_the_naive_policies_miss_on_all_networks(
-    kind: Callable[..., sequences.Diverged], seed: int
-) -> None:
-    compare(kind, list(sequences.NETWORKS), seed=seed)
+def test_pool_returns_to_its_plan_on_all_networks(kind: Callable[..., sequences.Diverged], seed: int) -> None:
+    returns(kind, list(NETWORKS), seed=seed)
 
 
-def compare(kind: Callable[..., sequences.Diverged], names: list[str], seed: int) -> None:
-    naive = cost(names, "index + guard", kind, seed)
-    pool = cost(names, "pool, marks", kind, seed)
-    assert pool.overlaps == 0
-    assert pool.differences == divergence.DIFFERENCES * len(names)
-    missed, naive_missed = pool.allocations - pool.hits, naive.allocations - naive.hits
-    if kind in KEEPS_PLACE:
-        assert missed <= naive_missed + 0.02 * pool.allocations
-    else:
-        assert missed <= 0.8 * naive_missed
+def returns(kind: Callable[..., sequences.Diverged], names: list[str], seed: int) -> None:
+    cost = cost_of(names, kind, seed)
+    assert len(cost.recoveries) == divergence.DIFFERENCES * len(names)
+    assert cost.hits >= LEAST_HITS.get(kind, 0.96) * cost.allocations
     if kind in SOON:
-        assert statistics.median(pool.recoveries) <= 10
-
-
-def test_naive_index_policy_hands_out_live_memory() -> None:
-    """The observer detects the overlaps; therefore the pool's count of zero is meaningful."""
-    assert cost(["gpt"], "index", sequences.extra, 0).overlaps > 0
+        assert statistics.median(cost.recoveries) <= 10
 
 
 def test_pool_without_marks_is_not_much_worse_than_with_marks() -> None:
     for kind in (sequences.missing, sequences.evaluation, sequences.extra):
-        marks, none = (cost(["unet"], policy, kind, 0) for policy in ("pool, marks", "pool, no marks"))
-        assert none.overlaps == 0
+        marks, none = (cost_of(["unet"], kind, 0, marks=marks) for marks in (True, False))
         assert none.allocations - none.hits <= 1.5 * (marks.allocations - marks.hits) + 32

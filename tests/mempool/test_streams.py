@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +15,6 @@ from mempool.recording.events import EventConverter
 from solvers import check, peak_load
 from solvers.packing.streams import waits
 from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BIG = 300_000
 

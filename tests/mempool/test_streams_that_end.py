@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 from cores import pattern
+from fake_cuda import FakeCuda
 from pools import simulated
 
 from mempool import Pool, _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fake_cuda import FakeCuda
-
 
 MIB = 1 << 20
 

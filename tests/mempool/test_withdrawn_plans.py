@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pools import simulated
 
 from mempool import Pool, _core
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(pool: Pool, sizes: list[int]) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import harness_runs
 import pytest
 import soak
 
 import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
 
 #: Faults that a world has found: the guard that mends it, and the world.
 FOUND = [

@@ -13,12 +13,10 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODES = ("whole", "inside")  # calls as steps, and threads that are stopped inside calls
 STEPS = 3000

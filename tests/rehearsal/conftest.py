@@ -7,18 +7,15 @@ without an order.
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from processes import forking
 
 from mempool.errors import UsageError
 from mempool.rehearsal import Machine, standin
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from answers import Cli
 
 from mempool import Pool, UsageError, _core
 from mempool.rehearsal.flight import replay
@@ -23,12 +25,6 @@ from mempool.rehearsal.standin import LIBRARY
 from traces import EventType, TraceError
 from traces.formats.flight import RECORD, read_records
 from traces.read import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from answers import Cli
 
 MIB = 1 << 20
 NOT_READY = 600

@@ -14,16 +14,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from processes import alone, run_each_alone
 
 from mempool.rehearsal import standin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GPU = Path(__file__).parents[1] / "gpu"
 sys.path.insert(0, str(GPU))

@@ -65,6 +65,28 @@ def test_random_program_within_a_limit_reads_its_own_bytes(limit: str, seed: str
     standin_torch.check_nothing_is_left(pool)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@alone
+def test_random_program_reads_its_own_bytes_if_cuda_refuses_to_lock_memory(seed: str) -> None:
+    """One warning names the remedy; pageable memory takes the place of what is not locked."""
+    logger, warned = logging.getLogger("mempool"), list[str]()
+    logger.addHandler(handler := logging.Handler())
+    logger.propagate = False
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # its capture needs an offloaded tensor
+    standin_torch.driver().set_lockable(20 * MIB)  # of which the program itself locks 16
+    pool = mempool.torch.install(device="cuda", limit="10MiB", host_limit="64MiB", background=False)
+    program = standin_torch.Program(int(seed), pool)
+    program.run(200)
+    swapping = pool.report().to_dict()["swapping"]
+    assert swapping["out_bytes"] > MIB
+    assert swapping["host_full"] == 0
+    assert 4 * MIB < swapping["host_bytes"] <= 64 * MIB
+    assert sum("page-locks no" in message for message in warned) == 1
+    del program
+    standin_torch.check_nothing_is_left(pool)
+
+
 @alone
 def test_capture_in_parts_keeps_the_memory_of_each_part() -> None:
     """As where a graph has conditional nodes, each of whose bodies is a part."""
@@ -126,7 +148,7 @@ def test_moves_within_a_limit_are_no_unseen_writes() -> None:
         for one in kept:
             one.add_(1)
         pool.step()
-        counts.append(interposer.unseen_writes())
+        counts.append(interposer.unseen_writes().value)
     assert counts[-1] == counts[-2]  # measuring the link copies too
     assert pool.report().to_dict()["swapping"]["iteration_out_bytes"] > MIB
 
@@ -156,6 +178,39 @@ def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
     side.synchronize()
     del others
     standin_torch.check_faults()
+
+
+@alone
+@pytest.mark.parametrize("place", ["stream", "capture", "backward"])
+def test_entries_used_elsewhere_are_seen_by_the_mode(place: str) -> None:
+    """Another stream has to be known before it reads, and a graph keeps the addresses of its tensors."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded
+    pool = mempool.torch.install(device="cuda", limit="6MiB", host_limit="64MiB", background=False)
+    assert pool.offloading is not None
+    mode = pool.offloading.mode
+    target, source = torch.zeros(MIB, device="cuda"), torch.ones(MIB, device="cuda")
+
+    def add_entries(count: int) -> int:
+        before = mode.clock
+        for at in range(count):
+            target[at].add_(source[at])
+        return mode.clock - before
+
+    assert add_entries(200) < 100
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    if place == "stream":
+        with torch.cuda.stream(side):
+            assert add_entries(1) == 1
+    elif place == "capture":
+        with torch.cuda.graph(graph):
+            assert add_entries(1) == 1
+        assert not mode.storages.find(target.untyped_storage()).movable
+    else:
+        seen = []
+        weight = torch.ones(1, device="cuda", requires_grad=True)
+        weight.register_hook(lambda _: seen.append(add_entries(1)))
+        weight.sum().backward()
+        assert seen == [1]
 
 
 if __name__ == "__main__":

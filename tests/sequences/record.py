@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from traces import Buffers
+from traces import Buffers
 
 HERE = Path(__file__).parent
 NETWORKS = ("resnet", "unet", "seq2seq", "gpt", "bert", "llama")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +20,6 @@ from solvers.packing.complete_search import can_search_skyline
 from solvers.packing.jobs import Jobs, jobs_of
 from solvers.packing.plan import Plan
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 EVERY_RULE = 127
 COMBINATIONS = range(EVERY_RULE + 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +17,6 @@ from solvers import Plan, PlanError, Stop, check, read_plan, read_plan_columns, 
 from traces.buffers import COLUMNS, GAPS, Buffers
 from traces.errors import TraceError
 from traces.formats.registry import sniff
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TWO = Buffers.of([0, 1], [2, 13], [4, 8], alignment=4, ids=["a", "b"], gaps=[(1, 3, 5)], period=10)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,10 +19,6 @@ from solvers.packing.progress import Budget, ProgressTotal
 from solvers.packing.rotation import Attempts, columns_to_try
 from solvers.packing.streams import NEVER, solve_streams
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 FEW = Stop(nodes=300_000)
 

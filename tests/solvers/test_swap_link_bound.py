@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from cases import run_case
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from swap_exhaustive import compare, drawn, every_schedule, outcomes_of
@@ -122,30 +121,3 @@ def test_copies_longer_than_every_time_window_do_not_mislead_the_solver() -> Non
     least = outcomes.stall[outcomes.peak <= 19].min()
     assert least == 1.0
     assert 0.99 < LinkBound(step, link, intervals=1).stall_seconds(19) <= least
-
-
-#: The names of the case, with one counted absence for each of "few".
-FEW = """
-import sys, types
-import numpy as np
-import solvers.swap as swap
-from solvers.swap.fluid_bound import fluid_stall_bound
-
-fluid = types.ModuleType("solvers.swap.fluid")
-fluid._FEW = fluid._EACH = None
-
-def least_stall_of_parts(step, link, absences, limit, stretches):
-    some = None if fluid._FEW is None else np.arange(min(fluid._FEW, len(absences)))
-    return fluid_stall_bound(step, link, absences, limit, intervals=stretches, counted=some)
-
-fluid.least_stall_of_parts = least_stall_of_parts
-swap.fluid = sys.modules["solvers.swap.fluid"] = fluid
-swap.SwapPlanner = swap.OffloadPlanner
-"""
-
-
-def test_shared_step_has_no_larger_bound_with_fewer_absences() -> None:
-    lines = [line.split() for line in run_case("link_bound.py", before=FEW).splitlines()]
-    few, whole = [float(line[2]) for line in lines if line[0] == "few"], float(lines[-1][1].rstrip(","))
-    assert len(few) == 5
-    assert max(few) <= whole

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +28,6 @@ from solvers.swap.schedule_file import (
     resting_rows,
     step_and_link_keys,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 SOME = settings(deadline=None, max_examples=15)
 GROUPED = OffloadTunables(ungrouped_operations=2)

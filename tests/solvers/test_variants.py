@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from random_variants import random_variants, replayed_peak
 
 from solvers import Plan, PlanError, Status, Stop, check, peak_load
@@ -17,11 +18,6 @@ from solvers.packing.check import check_variants
 from solvers.packing.solve import solve
 from solvers.packing.variants import IterationVariant, VariantSet, pack_coupled
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 def planned(variants: Sequence[IterationVariant]) -> tuple[VariantSet, Plan, list[Plan]]:

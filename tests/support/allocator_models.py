@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from traces.trace import Trace
+from traces.trace import EventType, Trace
 
 
 class Model(Protocol):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from mempool.cli.app import call
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Cli:

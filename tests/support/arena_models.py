@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from allocator_models import RmmPoolModel, up
-
-if TYPE_CHECKING:
-    from allocator_models import Driver
+from allocator_models import Driver, RmmPoolModel, up
 
 SUPERBLOCK = 1 << 20
 

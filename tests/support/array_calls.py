@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from mempool.recording.arrays.numpy_arrays import RecordedArray
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def same_kind(value: Any) -> Any:

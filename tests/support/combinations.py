@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def some(*values: Sequence[object], every: int) -> list[object]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from mempool import _core
 from mempool.reporting.outcomes import missed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STEP = _core.Mark.STEP
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 import torch
 
 from mempool import _core
 from mempool.torch.introspection import statistics
-
-if TYPE_CHECKING:
-    import pytest
 
 TOTAL_BYTES = 1 << 36
 NAMES = tuple(statistics.FUNCTIONS)

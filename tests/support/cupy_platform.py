@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+from mempool import _core
 from mempool.cupy import CupyPool, _install
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mempool import _core
 
 _NAMES = {
     "current_device": b"int (int __pyx_skip_dispatch)",

@@ -1,128 +1,136 @@
-"""What divergence costs under a policy: a training loop some of whose iterations go otherwise."""
+"""Divergence from a plan: training loops with differing iterations, served by a pool and its planner."""
 
 from __future__ import annotations
 
-import functools
+import bisect
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
-from policies import GuardedIndex, Index, Planning, Ranges
-from sequences import Player, allocations, network
+import pools
+from sequences import Diverged, Iteration, Network, Player, allocations, network
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from policies import Policy
-    from sequences import Diverged, Iteration, Network
-
-    from mempool.planning.planned_pattern import PlannedPattern
+from mempool import _core
+from mempool.planning.planner_thread import Planner, ProcessorBudget, first_cache_bytes
 
 #: Iterations before the first difference; differences; iterations between two at most, beside one after each.
 STEADY, DIFFERENCES, MOST_BETWEEN = 12, 16, 4
-#: Hits in a row after which a policy has recovered.
+#: Hits in a row after which the pool has recovered.
 RECOVERED = 16
 
-POLICIES: dict[str, Callable[[PlannedPattern], Policy]] = {
-    "index": Index,
-    "index + guard": GuardedIndex,
-    "pool, marks": lambda _: Planning(),
-    "pool, no marks": lambda _: Planning(marks=False),
-}
+
+class Planning:
+    """A pool's core with the real planner, at work now and then as its thread would be.
+
+    Plans depend on the program alone: looking costs nothing.
+    """
+
+    def __init__(self, *, marks: bool = True, every: int = 50, events: int = 1 << 16) -> None:
+        """Begin to record.
+
+        Args:
+            marks: whether the program's marks are passed on.
+            every: allocations between two of the planner's rounds.
+            events: capacity of the recording.
+        """
+        device = pools.simulated()
+        self.core = _core.Pool(device=device, recorded_events=events)
+        self.core.set_retained_limit(first_cache_bytes(device))
+        self.client = _core.Client(self.core, "pool")
+        self.planner = Planner(self.core, self.client, device, small_bytes=512)
+        self.planner.budget = ProcessorBudget(allowance=1e9, share=0, most_debt=0)
+        self.planner.begin()
+        self._marks, self._every, self._since = marks, every, 0
+
+    @property
+    def hits(self) -> int:
+        return int(self.client.stats()["outcomes"]["hit"])
+
+    def mark(self) -> None:
+        if self._marks:
+            self.client.mark(_core.Mark.STEP)
+
+    def allocate(self, size: int) -> int:
+        self._since += 1
+        if self._since >= self._every:
+            self._since = 0
+            self.planner.run_once(1e-6)
+        return self.client.allocate(size)
+
+    def free(self, address: int) -> None:
+        assert self.client.free(address)
 
 
-@functools.cache
-def planned(name: str) -> PlannedPattern:
-    """The pool's plan of a network's iteration, begun at the mark."""
-    policy = Planning()
-    player = Player(policy)
-    for _ in range(STEADY):
-        policy.mark()
-        player.play(network(name).train)
-    assert policy.planner.planned is not None
-    return policy.planner.planned
+class Watcher:
+    """An observer between a program and its memory: no two live buffers overlap, and hits are counted.
+
+    Attributes:
+        hits: for each allocation, whether it was served at its planned address.
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self.hits: list[bool] = []
+
+    def allocate(self, size: int) -> int:
+        before = self._memory.hits
+        address: int = self._memory.allocate(size)
+        self.hits.append(self._memory.hits > before)
+        at = bisect.bisect_right(self._begins, address)
+        assert at == 0 or self._ends[at - 1] <= address
+        assert at == len(self._begins) or address + size <= self._begins[at]
+        self._begins.insert(at, address)
+        self._ends.insert(at, address + size)
+        return address
+
+    def free(self, address: int) -> None:
+        at = bisect.bisect_left(self._begins, address)
+        assert self._begins[at] == address
+        del self._begins[at], self._ends[at]
+        self._memory.free(address)
 
 
 @dataclass
 class Cost:
-    """What differences cost, summed over what was played.
+    """Cost of differences, summed over played loops.
 
     Attributes:
-        differences: iterations that went otherwise.
-        allocations: in them, and in the one after each.
+        allocations: in differing iterations, and in the one after each.
         hits: of these.
-        overlaps: buffers handed out over something alive, ever.
         recoveries: for each difference, allocations from it to the first of `RECOVERED` hits in a row.
-        reserved: peak bytes held, as a multiple of the peak load.
     """
 
-    differences: int = 0
     allocations: int = 0
     hits: int = 0
-    overlaps: int = 0
     recoveries: list[int] = field(default_factory=list)
-    reserved: list[float] = field(default_factory=list)
-
-    def add(self, other: Cost) -> None:
-        self.differences += other.differences
-        self.allocations += other.allocations
-        self.hits += other.hits
-        self.overlaps += other.overlaps
-        self.recoveries += other.recoveries
-        self.reserved += other.reserved
-
-    def hit_rate(self) -> float:
-        return self.hits / self.allocations
 
 
-class Watcher:
-    """Stands between a program and a policy, and counts for itself."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._ranges = Ranges()
-        self._sizes: dict[int, int] = {}
-        self._load = 0
-        self.peak_load = self.overlaps = 0
-        self.hits: list[bool] = []  # by allocation
-
-    def allocate(self, size: int) -> int:
-        before = self._policy.hits
-        address = self._policy.allocate(size)
-        self.hits.append(self._policy.hits > before)
-        if self._ranges.overlaps(address, size):
-            self.overlaps += 1
-            return address  # nobody will know whose it is when it goes
-        self._ranges.add(address, size)
-        self._sizes[address] = size
-        self._load += size
-        self.peak_load = max(self.peak_load, self._load)
-        return address
-
-    def free(self, address: int) -> None:
-        if address in self._sizes:
-            self._ranges.remove(address)
-            self._load -= self._sizes.pop(address)
-        self._policy.free(address)
-
-
-def cost(name: str, policy: str, kind: Callable[[Network, random.Random], Diverged], seed: int) -> Cost:
+def add_cost(
+    cost: Cost,
+    own: Network,
+    kind: Callable[[Network, random.Random], Diverged],
+    seed: int,
+    *,
+    marks: bool = True,
+) -> None:
     """Play a network's training loop with one kind of difference."""
-    served = POLICIES[policy](planned(name))
-    watcher = Watcher(served)
-    player = Player(watcher)
-    own, rng = network(name), random.Random(seed)
-    told, watched, changes = Cost(), [], []
+    memory = Planning(marks=marks)
+    watcher = Watcher(memory)
+    player, rng = Player(watcher), random.Random(seed)
+    watched: list[int] = []
+    changes: list[int] = []
 
     def play(iteration: Iteration, *, raises: bool = False) -> range:
         begin = len(watcher.hits)
-        served.mark()
+        memory.mark()
         player.play(iteration, raises=raises)
         return range(begin, len(watcher.hits))
 
     for _ in range(STEADY):
         play(own.train)
-    served.reset_peak()
     for _ in range(DIFFERENCES):
         for _ in range(rng.randrange(MOST_BETWEEN + 1)):
             play(own.train)
@@ -130,13 +138,24 @@ def cost(name: str, policy: str, kind: Callable[[Network, random.Random], Diverg
         changes.append(len(watcher.hits) + allocations(diverged.iteration[: diverged.place]))
         watched += play(diverged.iteration, raises=diverged.raises)
         watched += play(own.train)
-    told.differences = len(changes)
-    told.allocations, told.hits = len(watched), sum(watcher.hits[at] for at in watched)
-    told.overlaps = watcher.overlaps
-    told.recoveries = [_recovery(watcher.hits, change) for change in changes]
-    told.reserved = [served.reserved_peak() / watcher.peak_load]
+    cost.allocations += len(watched)
+    cost.hits += sum(watcher.hits[at] for at in watched)
+    cost.recoveries += [_recovery(watcher.hits, change) for change in changes]
     player.free_all()
-    return told
+
+
+def cost_of(
+    names: list[str],
+    kind: Callable[[Network, random.Random], Diverged],
+    seed: int,
+    *,
+    marks: bool = True,
+) -> Cost:
+    """Return the cost of one kind of difference in the loops of some networks."""
+    cost = Cost()
+    for name in names:
+        add_cost(cost, network(name), kind, seed, marks=marks)
+    return cost
 
 
 def _recovery(hits: list[bool], change: int) -> int:

@@ -6,13 +6,11 @@ import contextlib
 import ctypes
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from mempool import _core
+from mempool import _core
 
 T = TypeVar("T")
 #: Modes of captures and of threads towards them.
@@ -30,6 +28,7 @@ _ARGUMENTS = {
     "reset": "i",
     "set_capacity": "iz",
     "set_alignment": "z",
+    "set_lockable": "z",
     "set_attribute": "iii",
     "set_version": "i",
     "set_granularity": "z",
@@ -118,6 +117,10 @@ class FakeCuda:
 
     def set_capacity(self, capacity: int, device: int = 0) -> None:
         self._call("set_capacity", device, capacity)
+
+    def set_lockable(self, size: int) -> None:
+        """Refuse to page-lock more than `size` bytes of the host in all."""
+        self._call("set_lockable", size)
 
     def set_alignment(self, alignment: int) -> None:
         self._call("set_alignment", alignment)

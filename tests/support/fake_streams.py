@@ -9,13 +9,10 @@ import contextlib
 import ctypes
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch._C import _DisableTorchDispatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class Event:
@@ -149,13 +146,16 @@ class FakeRuntime:
             return True
 
         def data(self, at: int, size: int) -> torch.Tensor:
-            parts = [1 for begin, end in self._parts if begin <= at and at + size <= end]
-            assert parts, "a copy across parts that were locked by themselves"
             return self._bytes[at : at + size]
 
-        def close(self) -> None:
+        def release(self, at: int, size: int) -> None:
             assert self._device.copying == 0, "unlocked under a copy"
-            self._parts.clear()
+            self._device._lockable += size * ((at, at + size) in self._parts)
+            self._parts = [part for part in self._parts if part != (at, at + size)]
+
+        def close(self) -> None:
+            for begin, end in self._parts:
+                self.release(begin, end - begin)
 
     # --- what tests do
 

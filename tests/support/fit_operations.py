@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,6 @@ from torch.nn import functional as F
 
 import mempool.torch
 from mempool.torch.estimate import Job, fit_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS, WIDTH = 32, 1024
 

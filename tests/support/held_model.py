@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass

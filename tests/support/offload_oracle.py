@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from solvers.swap.absences import absences_of
+from solvers.swap.absences import Absences, absences_of
+from solvers.swap.link import Link
 from solvers.swap.schedule import Schedule
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from solvers.swap.absences import Absences
-    from solvers.swap.link import Link
-    from solvers.swap.step import Step
+from solvers.swap.step import Step
 
 
 class UnprovenError(Exception):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
-from mempool import _core
+from mempool import Pool, _core
+from traces import Buffers
 from traces.iterations.pattern import Pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mempool import Pool
-    from traces import Buffers
 
 
 def pattern_of(buffers: Buffers) -> Pattern:

@@ -10,14 +10,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pytest
-
+import pytest
 
 #: What a process says last that has run its test.
 _RAN = "ran\n"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import programs
 from pools import run
 
+from mempool import Pool
+from solvers import Plan
 from solvers.packing.variants import IterationVariant
 from traces.buffers import Buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mempool import Pool
-    from solvers import Plan
 
 
 def random_variants(

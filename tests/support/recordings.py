@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
 
+from solvers.simulators import Simulation
 from traces.trace import EventType, Trace
-
-if TYPE_CHECKING:
-    from solvers.simulators import Simulation
-
 
 MIB = 1 << 20
 #: Sizes around the thresholds of allocators.

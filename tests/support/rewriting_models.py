@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 from offload_oracle import least_stall
 from rewriting_graphs import graph_of
 
 from solvers.errors import PlanError
-from solvers.rewriting import Role
+from solvers.rewriting import Graph, Role
 from solvers.rewriting.decide import least_limit
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.records import Rewriting
 from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link
-
-if TYPE_CHECKING:
-    from solvers.rewriting import Graph
 
 
 def contents_by_running(graph: Graph) -> list[object]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool.demo.race import Process
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WORKER = Path(__file__).parents[1] / "benchmarks" / "worker.py"
 #: glibc that never gives memory back, and so never has to take it again.

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from traces.formats.minimalloc import read_csv
 from traces.trace import EventType, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 SEQUENCES = Path(__file__).resolve().parents[1] / "sequences"
 OLDEST = 2  # iterations that a buffer outlives

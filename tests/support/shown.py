@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces import EventType, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Packed:

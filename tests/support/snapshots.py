@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def event(action: str, addr: int, size: int, time: int = 0, **more: Any) -> dict[str, Any]:

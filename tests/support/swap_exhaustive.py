@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from swap_steps import step_from
 
 from solvers.swap import Link, LinkBound, Schedule, Step, replay
-from solvers.swap.absences import absences_of
+from solvers.swap.absences import Absences, absences_of
 from solvers.swap.fluid_bound import fluid_stall_bound
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from solvers.swap.absences import Absences
 
 #: Steps with more schedules are skipped.
 MOST_SCHEDULES = 4000

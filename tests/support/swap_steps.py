@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from solvers.swap import Link, Schedule, Step
 from solvers.swap.absences import absences_of
 from traces import EventType, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def step_from(

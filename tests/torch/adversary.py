@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from mempool import _core
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.storages import OFFLOADED, RELOADING
 from solvers.swap import Link
-
-if TYPE_CHECKING:
-    from mempool import _core
 
 CPU = torch.device("cpu")
 ADDRESS = torch._C.StorageBase.data_ptr

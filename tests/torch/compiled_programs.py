@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from mempool.torch.compiled.backend import register
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 register()
 

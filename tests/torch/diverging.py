@@ -6,21 +6,19 @@ python diverging.py plain|marked|unmarked OBSERVER SCENARIO...
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import itertools
 import json
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from models import GPT, ResNet
 from torch.nn import functional as F
 from training import digest, observed
-
-if TYPE_CHECKING:
-    import ctypes
-    from collections.abc import Callable, Iterator
 
 #: Steps, and the one after which nothing out of the ordinary happens any more.
 STEPS, CALM = 48, 36

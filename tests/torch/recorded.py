@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from models import MODELS
@@ -13,9 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.recording.torch import AccessRecorder
 from traces import EventType, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Step(nn.Module):

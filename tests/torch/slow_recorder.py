@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from recorded import accesses
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from traces import Trace
+from traces import Trace
 
 Accesses = list[tuple[str, tuple[int, ...], tuple[int, ...]]]
 

@@ -7,14 +7,12 @@ import gc
 import io
 import pickle
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SIDE = 12
 REGISTERS = 5

@@ -341,3 +341,14 @@ class TestOutOfMemory:
                 kept.extend(act(out) for out in outs[2:])
             pool.client.pool.set_max_reserved(1 << 62)
             del source, outs, kept, act
+
+
+def test_bypassed_iterations_end_for_the_host_memory_too(
+    open_pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = list[int]()
+    monkeypatch.setattr(mode_of(open_pool).engine, "end_iteration", lambda: ends.append(1))
+    loop = small()
+    for _ in range(3):
+        loop.step()
+    assert len(ends) == 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,6 @@ from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from mempool.cli.app import call
 from mempool.torch.estimate.sources.scripts import fake_execution
 from mempool.torch.estimate.sources.transformers_models import plain_name, transformers_model
 from mempool.torch.model_presets import SHAPES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,6 @@ from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import split_by_pass
 from solvers.swap import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Step(nn.Module):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +36,6 @@ from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 #: PyTorch's compiler asks tensors between two graphs for their gradients, and is warned by PyTorch.

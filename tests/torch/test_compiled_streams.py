@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,9 +21,8 @@ from mempool.torch.compiled.runtime import RUNTIME, empty_tensor
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.host_engine import ArenaCopy, HostEngine
 from mempool.torch.offload.host_memory import PAGE, pages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from mempool.torch.offload.options import OPTIONS
+from mempool.torch.offload.pinned_memory import PinnedArena
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -70,9 +69,20 @@ def test_gradients_are_right_for_any_stream_order(streams: Callable[[int], FakeR
     assert RUNTIME.counters.reloads > 0
 
 
-def test_unpinnable_host_keeps_values_on_the_device(
-    streams: Callable[[int], FakeRuntime],
+def test_host_memory_is_returned_after_steps_without_use(streams: Callable[[int], FakeRuntime]) -> None:
+    device, run = streams(0), compiled(waves, {**ALL, "link": "pcie3"})
+    for size in (1 << 20, 2 << 20):  # two parts, of which copies take the first
+        RUNTIME.engines[CPU, 0].reserve(size)
+    for _ in range(OPTIONS.pinned_idle_iterations + 2):
+        run(point(0)).sum().backward()
+        device.finish()
+    assert RUNTIME.host_bytes == 1 << 20
+
+
+def test_full_host_keeps_values_on_the_device(
+    streams: Callable[[int], FakeRuntime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(PinnedArena, "grow", lambda *_: False)
     device = streams(0)
     device._lockable = 0
     x, y = point(0), point(0)

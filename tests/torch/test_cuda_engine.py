@@ -19,9 +19,10 @@ from mempool.errors import UsageError
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload import cuda_engine, pinned_memory
 from mempool.torch.offload.cuda_engine import CudaEngine
-from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.engine import HostFullError, OffloadRefusedError
 from mempool.torch.offload.host_memory import PAGE
 from mempool.torch.offload.link import SIZES
+from mempool.torch.offload.options import OPTIONS, OffloadOptions
 from solvers.swap import Link
 
 SIZE = 256
@@ -112,7 +113,7 @@ def test_forked_child_does_not_use_cuda(monkeypatch: pytest.MonkeyPatch) -> None
     made.fence()
     made.mark()
     assert made.wait(transfer) == 0.0
-    with pytest.raises(HostFullError, match="no forked child"):
+    with pytest.raises(OffloadRefusedError, match="no forked child"):
         made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     with pytest.raises(UsageError, match="no forked child"):
         made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
@@ -124,7 +125,7 @@ def test_memory_read_by_reloads_is_reused_in_stream_order() -> None:
     left, target = torch.full((SIZE,), 7, dtype=torch.uint8), torch.zeros(SIZE, dtype=torch.uint8)
     copy, _ = made.offload(left)
     made.reload(copy, target)
-    with pytest.raises(HostFullError, match="bytes are left on the host"):
+    with pytest.raises(HostFullError, match="for copies are left on the host"):
         made.offload(left)
     made.drop(copy)
     made.drop(copy)
@@ -148,15 +149,55 @@ def test_pinned_memory_is_bounded_and_copies_lie_in_a_single_part() -> None:
     made.close()
 
 
-def test_refused_lock_is_no_room() -> None:
-    runtime, made = engine(host=80 << 20, lockable=3 * PAGE)
-    made.offload(torch.zeros(2 * PAGE, dtype=torch.uint8))
+def test_memory_that_cuda_refuses_to_lock_is_pageable_within_the_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime, made = engine(host=4 * PAGE, lockable=3 * PAGE)
+    data = [torch.full((2 * PAGE,), value, dtype=torch.uint8) for value in (1, 2)]
+    copies = [made.offload(one)[0] for one in data]
     with pytest.raises(HostFullError):
-        made.offload(torch.zeros(2 * PAGE, dtype=torch.uint8))
-    assert made.host_bytes == 2 * PAGE
-    with pytest.raises(UsageError, match="CUDA locks no"):
-        made.link()
+        made.offload(data[0])
+    assert made.host_bytes == 4 * PAGE
+    assert made.link().out_fixed > 0  # of pageable memory too
     runtime.finish()
+    assert [bytes_of(made, copy) for copy in copies] == [{1}, {2}]
+    (warning,) = caplog.messages
+    assert "CUDA page-locks no 8,192 B (8 KiB) of the host's memory beside 8,192 B (8 KiB)" in warning
+
+
+@pytest.mark.parametrize(("allowed", "remedy"), [(1 << 20, "`ulimit -l` allows"), (1, "memory are free")])
+def test_refused_lock_names_the_limit_of_locked_memory_if_that_applies(
+    allowed: int, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pinned_memory.resource, "getrlimit", lambda _: (allowed, allowed))
+    pinned_memory.warn_of_refused_lock(PAGE, PAGE)
+    assert remedy in caplog.text
+
+
+def test_reservation_locks_as_much_as_cuda_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_memory, "OPTIONS", OffloadOptions(pinned_step_bytes=PAGE))
+    _, made = engine(host=20 * PAGE, lockable=7 * PAGE)
+    made.reserve(16 * PAGE)
+    assert made.host_bytes == 7 * PAGE
+
+
+def test_memory_unused_for_many_iterations_is_unlocked_after_its_copies() -> None:
+    runtime, made = engine(host=300 << 20)
+    kept, large = (torch.zeros(size, dtype=torch.uint8) for size in (PAGE, 80 << 20))
+    made.offload(kept)
+    copy, _ = made.offload(large)
+    target = torch.ones_like(large)
+    made.wait(made.reload(copy, target))
+    made.drop(copy)
+    for _ in range(OPTIONS.pinned_idle_iterations - 1):
+        made._free_dropped(wait=True)  # as for another copy there, which would follow those under way
+        made.end_iteration()
+    assert made.host_bytes == 144 << 20
+    made.end_iteration()  # the fake memory refuses to be unlocked under a copy
+    made.end_iteration()
+    assert made.host_bytes == 64 << 20
+    assert not target.any()
+    assert runtime.locks == 2
 
 
 def test_planned_bytes_are_locked_at_once() -> None:
@@ -195,7 +236,7 @@ def test_graph_capture_refuses_offloads_and_reloads() -> None:
     tasks = len(runtime.main.tasks)
     made.mark()
     assert len(runtime.main.tasks) == tasks
-    with pytest.raises(HostFullError, match="a graph is captured"):
+    with pytest.raises(OffloadRefusedError, match="a graph is captured"):
         made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     with pytest.raises(UsageError, match="what a CUDA graph uses is on the host"):
         made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
@@ -217,7 +258,7 @@ def test_marks_exclude_stream_waits() -> None:
 
 def test_tensor_of_another_device_is_refused() -> None:
     _, made = engine()
-    with pytest.raises(HostFullError, match="what lies on meta does not leave cpu"):
+    with pytest.raises(OffloadRefusedError, match="what lies on meta does not leave cpu"):
         made.offload(torch.zeros(SIZE, dtype=torch.uint8, device="meta"))
 
 
@@ -265,6 +306,9 @@ def test_pinned_memory_is_locked_and_unlocked_by_the_driver(
     assert memory.data(PAGE - 1, 5).tolist() == [0, 7, 7, 7, 0]
     driver = memory._driver
     assert len(driver.locked) == 2
+    memory.release(0, 4 * PAGE)
+    assert len(driver.locked) == 1
+    assert memory.data(PAGE, 1).tolist() == [0]  # fresh pages
     memory.close()
     assert driver.locked == {}
 

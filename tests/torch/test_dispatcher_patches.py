@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import scripts
 from adversary import Adversary
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

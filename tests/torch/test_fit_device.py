@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,10 +28,6 @@ from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.kernels import AttentionCall, Target, backend_of
 from mempool.torch.estimate.margins import MIB, margins
 from traces.trace import EventType, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 

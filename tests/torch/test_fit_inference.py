@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import sys
-import textwrap
 
 import torch
 from torch import nn
@@ -18,13 +19,9 @@ import mempool.torch
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.program.value_decisions import FiniteNumbers, ValueReads
+from mempool.torch.estimate.program.value_reads import FiniteNumbers, ValueReads
 from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
 from traces.trace import EventType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 
@@ -219,77 +216,40 @@ def test_program_holds_a_former_output_only_if_the_loop_does(
     assert floats // 5_000_000 == outputs + 1  # the inputs
 
 
-#: Lines with a decision at the one that ends with a comment "here".
-DECIDES = {
-    "if": "if x.any():  # here\n    y = 1",
-    "compared": "if x.sum() > 3:  # here\n    y = 1",
-    "truth of a number": "if x.sum():  # here\n    y = 1",
-    "negated": "for k in range(3):\n    if not (x < 0).all():  # here\n        break",
-    "while": "k = 0\nwhile x.sum() > 0 and k < 3:  # here\n    k += 1",
-    "item": "if x.sum().item() < 0.5:  # here\n    y = 1",
-    "several lines": "if (  # above\n    k == 0\n    and x.sum().item() < 0.5  # not here\n):\n    y = 1",
-    "variable": "v = x.mean().item()\nw = 2 * v\nif w > 1:  # here\n    y = 1",
-    "float": "v = float(x.mean())\nprint(v)\nif v > 1:  # here\n    y = 1",
-    "unpacked": "v, w = float(x.mean()), 3\nif v > 1:  # here\n    y = 1",
-    "list": "vs = []\nvs.append(x.mean().item())\nif sum(vs) / len(vs) > 1:  # here\n    y = 1",
-    "object": "early = Early()\nearly(x.mean().item())\nif early.stop:  # here\n    y = 1",
-    "method": "early = Early()\nearly.update(x.mean().item())\nif early.stop:  # here\n    y = 1",
-    "attribute": "early = Early()\nearly.best = x.mean().item()\nif early.best > 1:  # here\n    y = 1",
-    "function": "def mean():\n    v = x.mean().item()\n    return v\nif mean() > 1:  # here\n    y = 1",
-    "two functions": "def mean():\n    return x.mean().item()\ndef half():\n    return mean() / 2\n"
-    "h = half()\nif h > 1:  # here\n    y = 1",
-    "condition of a function": "def done():\n    return bool((x > 0).all())\n"
-    "for k in range(3):\n    if done():  # here\n        break",
-    "inner function": "def run():\n    if x.any():  # here\n        return 1\nrun()",
-    "conditional": "y = 1 if x.any() else 2  # here",
-    "comprehension": "y = [v for v in x if v > 0]  # here",
-    "generator": "if any(v > 0 for v in x):  # here\n    y = 1",
-    "range": "for k in range(round(x.mean().item())):  # here\n    pass",
-    "whole number": "n = int(x.mean().item() * 10)  # here",
-    "maximum": "best = max(0.5, x.mean().item())\nif best > 0.6:  # here\n    y = 1",
-    "list of values": "if x.tolist()[0] > 0.5:  # here\n    y = 1",
-    "folder": "import os\nos.chdir('/')\nif x.any():  # here\n    y = 1",
-    "match": "match x.mean().item():  # here\n    case 0.5:\n        y = 1",
-    "walrus": "if (v := x.mean().item()) > 1:  # here\n    y = 1",
-}
-DECIDES_NOT = {
-    "printed": "print(x.mean().item(), float(x.sum()), bool(x.any()))",
-    "formatted": "y = f'{x.mean().item():.3f}'",
-    "added up": "total = 0.0\nfor k in range(3):\n    total += x.mean().item()\nprint(total / 3)",
-    "asserted": "assert (x == x).all()\nassert x.sum().item() < 1, 'no'",
-    "beside": "v = x.mean().item()\nif k == 0:\n    y = v",
-    "conditional": "v = x.mean().item() if k == 0 else 0.0",
-    "is None": "v = x.mean().item()\nif v is not None:\n    print(v)",
+#: Lines of a program: those that end with a comment read a condition or a number, the others nothing.
+READS = {
+    "if": "if x.any():  # condition\n    y = 1",
+    "compared": "if x.sum() > 3:  # condition\n    y = 1",
+    "negated": "for k in range(3):\n    if not (x < 0).all():  # condition\n        break",
+    "function": "def done():\n    return bool((x > 0).all())  # condition\nif done():\n    y = 1",
+    "conditional": "y = 1 if x.any() else 2  # condition",
+    "comprehension": "y = [v for v in x if v > 0]  # condition",
+    "folder": "import os\nos.chdir('/')\nif x.any():  # condition\n    y = 1",
+    "item": "if x.sum().item() < 0.5:  # number\n    y = 1",
+    "float": "v = float(x.mean())  # number\nfor k in range(3):\n    print(x.sum().item())  # number",
+    "whole number": "n = x.argmax().item()  # number\ny = x[:n]",
+    "list of values": "y = x.tolist()  # number",
+    "asserted": "assert (x == x).all()\nassert (\n    x.sum().item() < 1\n), 'no'",
     "known": "if torch.tensor(0.5).item() < 1:\n    y = 1",
     "shape": "if x.shape[0] > 3 and x.dim() == 1:\n    y = 1",
     "nan": "if torch.isnan(x).any():\n    raise ValueError",
     "infinity": "if not torch.isfinite(x).all():\n    raise ValueError",
     "nan or infinity": "if (x.isnan() | x.isinf()).any() or torch.logical_not(x.isfinite()).any():\n"
     "    raise ValueError",
-    "finite number": "import math\nif not math.isfinite(x.mean().item()):\n    raise ValueError",
     "distribution": "torch.distributions.Normal(x, 1 + x.abs()).log_prob(x)",
-    "returned": "def mean():\n    return x.mean().item()\nprint(mean())",
-    "logged": "def log(v):\n    print(v)\nlog(x.mean().item())\nif log is None or k == 1:\n    y = 1",
 }
-HEAD = """
-import torch
-class Early:
-    stop, best = False, 0.0
-    def __call__(self, v):
-        self.best = v
-    update = __call__
-k, x = 0, torch.rand(4)
-"""
+HEAD = "import torch\nk, x = 0, torch.rand(4)\n"
 
 
-def recorded() -> list[str]:
-    """Return the decisions by values of train.py."""
-    found: list[str] = []
+def recorded() -> tuple[list[str], list[str]]:
+    """Return the lines of train.py that read conditions, and those that read numbers."""
+    conditions: list[str] = []
+    numbers: list[str] = []
     code = compile(keep_source("train.py"), "train.py", "exec")
-    with fake_execution(), ValueReads(found), FiniteNumbers():
+    with fake_execution(), ValueReads(conditions, numbers), FiniteNumbers():
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
-    return found
+    return conditions, numbers
 
 
 @pytest.fixture(autouse=True)
@@ -298,43 +258,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def decisions(tmp_path: Path, lines: str, *, inside: bool) -> tuple[list[str], list[str]]:
-    """Return the lines that were found, and those that say so, at module level or inside a function."""
+@pytest.mark.parametrize("lines", READS.values(), ids=READS)
+def test_reads_of_conditions_and_numbers_are_found_at_their_lines(tmp_path: Path, lines: str) -> None:
     text = HEAD + lines + "\n"
-    if inside:
-        text = HEAD + "def main():\n    global k, x\n" + textwrap.indent(lines, "    ") + "\nmain()\n"
     (tmp_path / "train.py").write_text(text)
-    said = [
-        f"train.py:{k}" for k, line in enumerate(text.splitlines(), 1) if line.endswith(("# here", "# above"))
-    ]
-    above = {
-        f"train.py:{k}": f"train.py:{k + 1}"
-        for k, line in enumerate(text.splitlines(), 1)
-        if line.endswith("# above")
-    }
-    return recorded(), [above.get(one, one) for one in said]
+    for kind, found in zip(("condition", "number"), recorded(), strict=True):
+        marked = [k for k, line in enumerate(text.splitlines(), 1) if line.endswith(f"# {kind}")]
+        assert found == [f"train.py:{k}" for k in marked]
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["module", "function"])
-@pytest.mark.parametrize("lines", DECIDES.values(), ids=DECIDES)
-def test_decision_by_a_value_is_found_at_its_line(tmp_path: Path, lines: str, inside: bool) -> None:
-    found, said = decisions(tmp_path, lines, inside=inside)
-    assert found == said != []
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["module", "function"])
-@pytest.mark.parametrize("lines", DECIDES_NOT.values(), ids=DECIDES_NOT)
-def test_value_without_effect_on_the_course_is_no_decision(tmp_path: Path, lines: str, inside: bool) -> None:
-    assert decisions(tmp_path, lines, inside=inside)[0] == []
-
-
-def test_decision_in_a_library_names_the_calling_line(tmp_path: Path) -> None:
+def test_condition_in_a_library_names_the_calling_line(tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "deciding.py"
     library.parent.mkdir()
-    library.write_text(
-        "def f(x):\n    if x.any():\n        return 1\n    while x.all(): return 2\n    return 3\n"
-    )
+    library.write_text("def f(x):\n    if x.any():\n        return 1\n")
     path = f"sys.path.insert(0, {str(library.parent)!r})"  # absolute: Python caches finders by name
     lines = f"import sys\n{path}\nsys.modules.pop('deciding', 0)\nimport deciding"
     (tmp_path / "train.py").write_text(f"{HEAD}{lines}\ndeciding.f(x)\ndeciding.f(-x)\n")
-    assert recorded() == ["train.py:13 (in deciding.py:2)"]
+    assert recorded() == (["train.py:7", "train.py:8"], [])

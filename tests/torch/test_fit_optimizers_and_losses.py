@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,6 @@ from mempool.cli.app import call
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS
 from mempool.torch.estimate.remedies.optimizers import InBackward
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 SCRIPT = """

@@ -93,7 +93,7 @@ def test_memory_of_a_copy_in_use_is_not_reused(engine: HostEngine) -> None:
     target = torch.empty(ROOM, dtype=torch.uint8)
     coming = engine.reload(copy, target)
     engine.drop(copy)
-    with pytest.raises(HostFullError, match="bytes are left on the host"):
+    with pytest.raises(HostFullError, match="for copies are left on the host"):
         engine.offload(data(ROOM, 2))
     go()
     engine.wait(coming)

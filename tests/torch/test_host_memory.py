@@ -6,7 +6,7 @@ import ctypes
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -24,9 +24,6 @@ from mempool.torch.offload.host_memory import (
     default_host_limit,
     pages,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGES = 24
 _SIZES = st.integers(1, 9 * PAGE)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swap_steps import links, steps
+
+from solvers.swap import PlannedSchedule, Step
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -19,9 +21,6 @@ from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import pages
 from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import OffloadPlanner
-
-if TYPE_CHECKING:
-    from solvers.swap import PlannedSchedule, Step
 
 TURNS = 4
 MIB = 1 << 20

@@ -9,7 +9,8 @@ import itertools
 import random
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import mempool.torch
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SUM = float(sum(range(1, 1001)))
 CPU = torch.device("cpu")

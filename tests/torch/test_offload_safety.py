@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
 from adversary import Adversary, offloaded_range, resident_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MANY = 1 << 40
 NUMBERS = [float(i) for i in range(1, 1001)]

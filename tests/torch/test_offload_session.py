@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,6 @@ from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -50,11 +47,16 @@ def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> Non
     plain = losses([1024] * 8)
     with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
         loop = Loop()
+        assert pool.offloading.cost() is None
         seen = [loop.step() for _ in range(4)]
         pool.client.reset_peaks()
         seen += [loop.step() for _ in range(4)]
         live = pool.client.stats()["live"]["peak"]
-        values = pool.report().to_dict()["swapping"]
+        values, cost = pool.report().to_dict()["swapping"], pool.offloading.cost()
+    assert cost["limit_bytes"] == pool.settings.limit
+    assert cost["planned"] == (cost["smallest_limit_bytes"] <= pool.settings.limit)
+    assert cost["step_seconds"] > 0 < cost["host_bytes"] <= 64 * MIB
+    assert cost["moved_bytes"] >= values["iteration_out_bytes"]
     assert seen == plain
     assert live <= pool.settings.limit
     assert values["limit_bytes"] == pool.settings.limit
@@ -64,6 +66,17 @@ def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> Non
     assert values["iteration_in_bytes"] > 0
     assert "fetched on demand" in str(pool.report())
     json.dumps(values)
+
+
+def test_full_host_memory_is_reported_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    plain = losses([1024] * 4)
+    with mempool.torch.install(device="cpu", limit="2MiB", host_limit="256KiB", background=False) as pool:
+        loop = Loop()
+        assert [loop.step() for _ in range(4)] == plain
+        values = pool.report().to_dict()["swapping"]
+    assert values["host_full"] > 1
+    assert 0 < values["host_bytes"] <= 256 << 10
+    assert caplog.text.count("for copies are left on the host: tensors without room there stay") == 1
 
 
 def test_environment_limit_applies_to_pytorch_alone(monkeypatch: pytest.MonkeyPatch) -> None:

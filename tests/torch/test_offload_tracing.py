@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CPU = torch.device("cpu")
 

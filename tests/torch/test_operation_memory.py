@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,9 +28,6 @@ from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.options import OPTIONS
 from solvers.swap import Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

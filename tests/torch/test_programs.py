@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRAIN = """
     import argparse

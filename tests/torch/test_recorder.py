@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mempool.recording.torch.ledger import storages_in, tensors_in
 from mempool.recording.torch.operations import learn
 from traces import EventType, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: The others take long, and are for the long form.
 OFTEN = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 from around import Around
@@ -23,11 +24,6 @@ from mempool.cli.app import call
 from mempool.recording.torch import AccessRecorder
 from traces import EventType, Trace
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 F, B, OPT, S = "forward", "backward", "optimizer", "step"
 

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mempool.recording.torch import AccessRecorder
 from traces import EventType, Trace, TraceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def live(trace: Trace) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from swap_steps import step_from
+
+from solvers.swap import PlannedSchedule, Step
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -16,9 +18,6 @@ from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedSt
 from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import Link, OffloadPlanner
-
-if TYPE_CHECKING:
-    from solvers.swap import PlannedSchedule, Step
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
 #: Steps that can be placed without more moves, but not as they are planned first.

@@ -10,7 +10,8 @@ import pickle
 import random
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from torch.cuda.memory import memory_allocated  # by name, before anything is re
 
 from mempool import OutOfMemoryError, Pool, UsageError
 from mempool.torch.introspection import statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KIB, MIB = 1 << 10, 1 << 20
 STATS = (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from answers import Cli
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -17,12 +20,6 @@ import mempool.torch
 from mempool.planning.options import OPTIONS
 from traces import EventType
 from traces.formats.parquet import read_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from answers import Cli
 
 LENGTHS = (1, 2, 3, 5, 8)
 

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +27,6 @@ import mempool.numpy
 import mempool.torch
 from mempool import UsageError, _core
 from mempool.torch import compiled_library
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -6,7 +6,9 @@ import gc
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import array_programs
 import numpy as np
@@ -17,14 +19,7 @@ from hypothesis import given
 from mempool.demo.network import Data, Network
 from mempool.recording.arrays import ArrayRecorder
 from mempool.recording.arrays.numpy_arrays import RecordedArray
-from traces import EventType, TraceError, buffers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from traces import Trace
-
+from traces import EventType, Trace, TraceError, buffers_of
 
 LETTERS = {
     EventType.ALLOC: "A",

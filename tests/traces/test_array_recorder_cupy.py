@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
 from mempool.recording.arrays import ArrayRecorder  # noqa: E402
 from traces import EventType, Trace  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LETTERS = {EventType.ALLOC: "A", EventType.FREE: "F", EventType.READ: "R", EventType.WRITE: "W"}
 

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from traces import EventType, Trace, TraceError
 from traces.completeness import completeness
 from traces.formats.chrome import read_chrome
 from traces.formats.registry import sniff
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def memory(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -27,9 +28,6 @@ from traces.columns import distinct, numbered
 from traces.iterations.cycles import Period, tail_period
 from traces.iterations.envelope import FEW_KINDS, SMALLER
 from traces.iterations.pattern import find_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def by_hand(values: list[int], repeats: int) -> Period | None:

@@ -6,7 +6,9 @@ import gzip
 import json
 import tracemalloc
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +17,6 @@ from hypothesis import strategies as st
 import traces.formats.json_events as module
 from traces import TraceError
 from traces.formats.json_events import trace_events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),

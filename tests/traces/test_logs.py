@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,6 @@ from traces.formats.registry import sniff
 from traces.formats.rmm_log import iter_rmm_log, read_rmm_log
 from traces.formats.text_files import MAX_LINE_BYTES
 from traces.trace import COLUMNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 READERS: dict[str, tuple[Callable[..., Trace], Callable[..., Any]]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,6 @@ from traces.formats import parquet as module
 from traces.formats.parquet import TraceWriter, iter_trace, read_trace, write_trace
 from traces.formats.registry import sniff
 from traces.trace import COLUMNS, NAMED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 A, F, R, W, M, *_ = EventType
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,10 +24,6 @@ from traces.formats.registry import sniff
 from traces.formats.snapshot import read_snapshot
 from traces.iterations.windows import iteration_marks
 from traces.read import read
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 
 def test_buffer_lives_until_free_completed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import copy
 import itertools
 import pickle
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +18,6 @@ from traces.read import read
 from traces.trace import COLUMNS
 from traces.transforms import pools_as_streams, refused_as_buffers, trace_of_buffers, without_contradictions
 from traces.workload import generate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 A, F, R, W, M, *SEGMENTS = EventType
 EVENTS = st.lists(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Options that change a model's step, which a program makes itself.
 _OF_A_MODEL = (
     *("inputs", "batch", "seq", "image", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
-    *("checkpoint", "link", "largest_batch", "remedies"),
+    *("checkpoint", "accumulate", "link", "largest_batch", "remedies"),
 )
 
 

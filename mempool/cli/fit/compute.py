@@ -102,20 +102,11 @@ def _sizes(request: FitRequest, seq: int | None, image: int | None) -> Sizes:
 
 
 def _fit_program(request: FitRequest) -> SizeResult:
-    """Judge a program that ran on tensors without memory.
-
-    Raises:
-        UsageError: the program accumulates another number of batches than requested.
-    """
+    """Judge a program that ran on tensors without memory."""
     allocators = request.allocators or DEFAULT_ALLOCATORS
     check_allocators(allocators)
     device, capability = request.job.get("device", "cuda"), request.capability or (8, 0)
     done = run_program(request.target.where, request.arguments, device=device, capability=capability)
-    if (wanted := request.job.get("accumulate")) not in (None, done.batches):
-        raise UsageError(
-            f"--accumulate {wanted}: {request.target} makes a step of {done.batches} batches itself; "
-            f"name a function, {request.target}:function, for another number"
-        )
     margin = margins(
         done.trace,
         device,
@@ -135,8 +126,7 @@ def _fit_program(request: FitRequest) -> SizeResult:
     )
     notes = [*request.notes, *done.notes, WITHOUT_CUDA.format(request.target)]
     fitted = replace(fitted, warnings=notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
-    steps = f", {done.batches:,} batches a step" if done.batches > 1 else ""
-    return SizeResult(fitted, str(request.target), f"{done.mode}, as a program{steps}, on {device}")
+    return SizeResult(fitted, str(request.target), f"{done.mode}, as a program, on {device}")
 
 
 def _fit_size(

@@ -36,9 +36,8 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
         typer.BadParameter: an option has no meaning in a rehearsal.
         Stop: as `rehearse_request`.
     """
-    if request.margins or "accumulate" in request.job:
-        option = "margin" if request.margins else "accumulate"
-        raise typer.BadParameter(f"--{option}: PyTorch has CUDA here, and the program itself is rehearsed")
+    if request.margins:
+        raise typer.BadParameter("--margin: PyTorch has CUDA here, and the program itself is rehearsed")
     if unknown := [name for name in request.allocators if name not in _ALLOCATORS]:
         raise typer.BadParameter(f"-a {unknown[0]}: a program is rehearsed with {', '.join(_ALLOCATORS)}")
     gpu = None if request.card is None else card(request.card)
@@ -54,7 +53,7 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
             machine=Machine(gpu),
             allocators=tuple(_ALLOCATORS[name] for name in allocators),
             vary=None,
-            limit_bytes=None,
+            limit=None,
             options=options | {"ranks": request.job.get("processes", 1)},
             quiet=json,
         ),

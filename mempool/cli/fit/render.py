@@ -32,26 +32,12 @@ def to_json(result: SizeResult) -> dict[str, Any]:
     return about | result.fit.to_dict()
 
 
-def verdict(fit: Fit) -> str:
-    """Return the first line of the output."""
-    caveat_labels = f" ({fit.caveat_labels})" if fit.caveats else ""
-    if fit.limit_bytes is None:
-        return f"needs {binary(fit.needed_bytes)}{caveat_labels}"
-    if fit.fits is None:
-        needed, limit = binary(fit.needed_bytes), binary(fit.limit_bytes)
-        return f"not known whether it fits in {limit}: {needed}{caveat_labels}"
-    if fit.fits:
-        spare = fit.limit_bytes - fit.needed_bytes
-        return f"fits in {binary(fit.limit_bytes)} with {binary(spare)} to spare"
-    return f"does not fit in {binary(fit.limit_bytes)}: {binary(fit.missing_bytes or 0)} short{caveat_labels}"
-
-
 def show(result: SizeResult) -> None:
     """Print all results of one job."""
     fit = result.fit
     print_line = console().print
-    print_line(plain(verdict(fit)))
-    warnings = _warnings(result)
+    print_line(plain(fit.verdict))
+    warnings = list(map(str, fit.caveats))
     for text in warnings:
         print_line(plain(f"warning: {text}"))
     facts("", _facts(result))
@@ -68,11 +54,6 @@ def show(result: SizeResult) -> None:
     for text in fit.warnings:
         if text not in warnings:
             print_line(plain(f"note: {text}"))
-
-
-def _warnings(result: SizeResult) -> list[str]:
-    """Return the lines next to the verdict."""
-    return [str(caveat) for caveat in result.fit.caveats]
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
@@ -167,7 +148,7 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
     """Print a row for each size, with a bar of the needed bytes."""
     if limit_bytes is not None:
         console().print(plain(_summary(results, limit_bytes)))
-    first = _warnings(results[0])
+    first = list(map(str, results[0].fit.caveats))
     for text in first:
         console().print(plain(f"warning: {text}"))
     most = max(max(result.fit.needed_bytes for result in results), limit_bytes or 0)

@@ -34,6 +34,7 @@ void bind_copies(nb::module_& m) {
               const std::vector<std::uintptr_t>& after, const std::vector<const StreamEvent*>& events) {
              std::vector<CuStream> streams;
              for (const std::uintptr_t one : after) streams.push_back(stream_of(one));
+             const nb::gil_scoped_release unlocked;  // a copy of pageable memory waits for the device
              return self.copy(stream_of(stream), target, source, size, streams, events);
            },
            "stream"_a, "target"_a, "source"_a, "size"_a, "after"_a, "events"_a,

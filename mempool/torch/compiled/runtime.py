@@ -220,6 +220,9 @@ class TransferRuntime:
                     del self._entries[number]
                     if isinstance(entry, OffloadedTensor) and entry.copy is not None:
                         entry.engine.drop(entry.copy)
+                    if not self._entries:  # a step has ended
+                        for engine in self.engines.values():
+                            engine.end_iteration()
 
     def _entry(self, ticket: torch.Tensor, kind: type) -> Any:
         self._release_dead()  # a copy of a ticket does not keep the entry alive

@@ -5,8 +5,6 @@
 
 namespace {
 
-constexpr std::size_t kMostKnown = std::size_t{1} << 16;
-
 struct Used {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
   std::uint64_t last;

@@ -4,9 +4,7 @@
 // The follower never decides that an iteration diverges: an operation that is not the expected one goes to the mode, which does.
 #pragma once
 
-#include "operations.hpp"
-
-#include <unordered_set>
+#include "entries.hpp"
 
 // torch/csrc/autograd/engine.h, which takes seconds to compile
 namespace torch::autograd {
@@ -14,34 +12,6 @@ TORCH_API int get_current_graph_task_id();
 }
 
 namespace {
-
-// Storages with a good copy on the host.
-class Watched {
- public:
-  void add(const c10::StorageImpl* storage) {
-    const std::lock_guard lock(mutex_);
-    if (storages_.size() >= kMost) storages_.clear();  // then their copies count as stale
-    storages_.insert(storage);
-  }
-  void remove(const c10::StorageImpl* storage) {
-    const std::lock_guard lock(mutex_);
-    storages_.erase(storage);
-  }
-  bool has(const c10::StorageImpl* storage) {
-    const std::lock_guard lock(mutex_);
-    return storages_.contains(storage);
-  }
-
- private:
-  static constexpr std::size_t kMost = std::size_t{1} << 16;
-  std::mutex mutex_;
-  std::unordered_set<const c10::StorageImpl*> storages_;
-};
-
-Watched& watched() {
-  static auto* const made = new Watched;
-  return *made;
-}
 
 // An operation of the schedule.
 struct Expected {
@@ -80,6 +50,8 @@ struct Follower {
   WeakStorages<Made> made;
   std::uint64_t followed = 0;
 
+  bool is_following() const { return state.load(std::memory_order_acquire) == kFollowing; }
+
   // Return whether the pool may lack `need` bytes.
   bool may_lack(std::int64_t need) {
     is_checked = is_checked || (need >= checked_bytes && misses(client) != misses_before);
@@ -98,31 +70,8 @@ Follower& follower() {
   return *made;
 }
 
-std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation, Storages& storages) {
-  if (operation.traits.inert) return operation.hash | 1;
-  Signature sign(follower().place.device, operation);
-  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  const std::uint64_t signature = sign.of(begin, stack.end());
-  storages = sign.storages();
-  return signature;
-}
-
-std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  Operations& all = operations();
-  const std::lock_guard lock(all.mutex);
-  Storages storages;
-  return signature_of(op, stack, all.of(op), storages);
-}
-
-c10::List<at::Tensor> parked_among(const Storages& storages) {
-  c10::List<at::Tensor> found;
-  for (const c10::Storage* one : storages)
-    if (is_parked(*one)) found.push_back(bytes_of(*one));
-  return found;
-}
-
 // Note the new storages among the results, and call Python if any of them moves or others leave now.
-void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const c10::SmallVector<const c10::StorageImpl*, 8>& given,
+void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Addresses& given,
                   bool calls) {
   static const c10::OperatorHandle after = function_named("mempool_interposer::after");
   Follower& all = follower();
@@ -152,7 +101,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
 bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
   static const c10::OperatorHandle before = function_named("mempool_interposer::before");
   Follower& all = follower();
-  if (all.state.load(std::memory_order_acquire) != Follower::kFollowing) return false;
+  if (!all.is_following()) return false;
   struct Busy {
     std::atomic<bool>& flag;
     bool mine = !flag.exchange(true);
@@ -173,7 +122,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     if (traits.composite || all.at >= all.expected->size()) return false;
     expected = &(*all.expected)[all.at];
     if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
-        signature_of(op, *stack, operation, storages) != expected->signature) return false;
+        signature_of(op, *stack, operation, all.place.device, storages) != expected->signature) return false;
     for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
   }
   if (all.may_lack(expected->need)) return false;
@@ -182,13 +131,13 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     call_python(before, {absent, at});
     absent = parked_among(storages);  // the moves due may have parked an argument that the schedule does not expect here
     if (!absent.empty()) call_python(before, {absent, at});
-    if (all.state.load() != Follower::kFollowing || !parked_among(storages).empty()) return false;
+    if (!all.is_following() || !parked_among(storages).empty()) return false;
   }
   for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
-  c10::SmallVector<const c10::StorageImpl*, 8> given;
-  for (const c10::Storage* one : storages) given.push_back(one->unsafeGetStorageImpl());
+  const Addresses given = addresses_of(storages);
   const bool calls = (expected->actions & Expected::kAfter) != 0;
   if (!run_hidden(op, below, stack, traits.repeatable && expected->need > 0)) return false;
+  entries().note(given);
   end_followed(op, *stack, given, calls);
   return true;
 }
@@ -258,7 +207,7 @@ MEMPOOL_EXPORT void mempool_follower_set_actions(std::vector<Expected>* table, c
 // Await operations on their way to the mode, which learns them. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   Follower& all = follower();
-  if (all.state.load() == Follower::kFollowing) return 0;
+  if (all.is_following()) return 0;
   all.place.set(mode, cuda != 0);
   all.thread = std::this_thread::get_id();
   all.state.store(Follower::kLearning, std::memory_order_release);

@@ -8,6 +8,7 @@
 // * The bypass is open (bypass.py), and the mode has seen the operation with tensors of the same shapes, and there is ample room:
 //   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
 // * The operation makes views or reads a number: it runs without the mode.
+// * The operation belongs to a loop over single entries (entries.hpp): it runs without the mode.
 // * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and Python is called for moves only.
 // * A composite operation accesses memory itself, unseen by the mode: the storages concerned are lent meanwhile.
 // * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
@@ -18,6 +19,7 @@
 // by a global RecordFunction callback: no storage gives up memory until the operation has ended, and if it may write, all copies
 // on the host count as stale.
 #include "bypass.hpp"
+#include "entries.hpp"
 #include "follower.hpp"
 #include "operations.hpp"
 
@@ -159,6 +161,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   const bool views = traits.views || (traits.aliases && c10::InferenceMode::is_enabled());
   if (sees_it_alone && views && run_view(op, traits, below, stack)) return;
   const bool awaits = sees_it_alone && follower().sees_alone(below);
+  if (sees_it_alone && run_entry(op, below, stack, awaits && follower().is_following())) return;
   if (awaits && run_followed(op, below, stack)) return;
   Devices unseen{}, all_devices{};
   bool sees = false;
@@ -180,7 +183,15 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else if (sees_it_alone) {
-    run_awaited(op, below, stack, awaits ? signature_of(op, *stack) : 0);
+    Storages storages;
+    std::uint64_t signature = 0;
+    {
+      const std::lock_guard lock(operations().mutex);
+      const Place& place = awaits ? follower().place : entries().place;
+      signature = signature_of(op, *stack, operations().of(op), place.device, storages);
+    }
+    entries().note(addresses_of(storages));
+    run_awaited(op, below, stack, awaits ? signature : 0, signature);
   } else {
     op.redispatchBoxed(below, stack);
   }
@@ -193,6 +204,8 @@ TORCH_LIBRARY(mempool_interposer, m) {
   m.def("made(bool older) -> (Tensor[], int[])", &made_storages);
   m.def("before(Tensor[] absent, int at) -> ()");
   m.def("after(Tensor[] results, int at) -> ()");
+  m.def("accessed() -> (Tensor[], int[])", &accessed_storages);
+  m.def("reload(Tensor[] absent) -> ()");
   m.def("lend(Tensor[] storages, str operation, bool writes) -> ()");
   m.def("give_back() -> ()");
 }
@@ -222,8 +235,8 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
 // Say whether this thread runs operations of the offloading itself from now on, or the program's. Return what was so before.
 MEMPOOL_EXPORT int mempool_interposer_ours(int ours) { return std::exchange(is_ours, ours != 0) ? 1 : 0; }
 
-// Return the number of unseen operations so far that may have written.
-MEMPOOL_EXPORT std::uint64_t mempool_interposer_writes() { return unseen_writes.load(); }
+// Return the address of the number of unseen operations so far that may have written.
+MEMPOOL_EXPORT const std::atomic<std::uint64_t>* mempool_interposer_writes() { return &unseen_writes; }
 
 // Free a storage's memory, and let the storage lie in its host copy meanwhile, where whoever reads it unseen finds the bytes.
 // Return 0 if an unseen operation may be using the memory just now, or may have written since there were `writes` such operations.

@@ -20,6 +20,8 @@ import torch
 
 from mempool.errors import UsageError
 from mempool.torch.compiled_library import Source
+from mempool.torch.offload.hidden import hidden_from_program
+from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +33,7 @@ SOURCE = Source(
     Path(__file__).with_name("interposer.cpp"),
     ("c10", "torch_cpu"),
     "mempool_interposer_install",
-    headers=("operations.hpp", "bypass.hpp", "follower.hpp"),
+    headers=("operations.hpp", "bypass.hpp", "entries.hpp", "follower.hpp"),
 )
 #: The installed modes, by kind of device.
 _modes: dict[str, weakref.ref[OffloadMode]] = {}
@@ -66,6 +68,8 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_learn_view": [text, text],
         "mempool_interposer_watch": [pointer],
         "mempool_interposer_watches": [pointer],
+        "mempool_entries_begin": [pointer, small, size],
+        "mempool_entries_learn": [text, text],
         "mempool_follower_free": [pointer],
         "mempool_follower_learn": [pointer, size, text, text, size],
         "mempool_follower_set_actions": [pointer, text, size],
@@ -75,18 +79,21 @@ def library() -> ctypes.CDLL:
         "mempool_follower_born": [pointer],
     }.items():
         getattr(loaded, name).argtypes = arguments
-    loaded.mempool_interposer_writes.restype = ctypes.c_uint64
+    loaded.mempool_interposer_writes.restype = ctypes.POINTER(ctypes.c_uint64)
     for name in ("remove", "land", "learn_view", "watch"):
         getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
+    loaded.mempool_entries_begin.restype = loaded.mempool_entries_learn.restype = None
+    loaded.mempool_entries_accessed.restype = size
     for name in ("position", "born", "made"):
         getattr(loaded, f"mempool_follower_{name}").restype = size
     for name in ("free", "set_actions", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
     _functions.impl("lend", _lend, "CPU")
     _functions.impl("give_back", _give_back, "CPU")
+    _functions.impl("reload", _reload, "CPU")
     _functions.impl("before", lambda absent, at: _follower().before(absent, at), "CPU")
     _functions.impl("after", lambda results, at: _follower().after(results, at), "CPU")
     _tell_higher_order(torch._C._dispatch_key_parse("DeferredInit"))
@@ -113,15 +120,40 @@ def remove(mode: OffloadMode) -> None:
     library().mempool_interposer_remove(id(mode))
 
 
-def unseen_writes() -> int:
-    """Return the number of operations so far that may have written, unseen and without a lend."""
-    return int(library().mempool_interposer_writes())
+def unseen_writes() -> ctypes.c_uint64:
+    """Return the running number of operations that may have written, unseen and without a lend."""
+    count: ctypes.c_uint64 = library().mempool_interposer_writes().contents
+    return count
 
 
 def learn_view(function: Any) -> None:
     """Let later operations of this function skip the mode: the function makes views, or reads a number."""
     schema = function._schema
     library().mempool_interposer_learn_view(schema.name.encode(), schema.overload_name.encode())
+
+
+def begin_entries(mode: OffloadMode) -> None:
+    """Begin an iteration of this thread, in which no operation on single entries has been repeated yet."""
+    library().mempool_entries_begin(id(mode), mode.storages.device == "cuda", OPTIONS.min_storage_bytes)
+
+
+def learn_entry(function: Any) -> None:
+    """Let repetitions of the operation that the mode has run skip the mode, if on single entries only."""
+    if (schema := getattr(function, "_schema", None)) is not None:
+        library().mempool_entries_learn(schema.name.encode(), schema.overload_name.encode())
+
+
+def accessed_by_entries() -> list[tuple[torch.Tensor, bool]]:
+    """Return the storages that loops over single entries accessed since the last call.
+
+    Returns:
+        uint8[n] of each storage, and whether the storage was written.
+    """
+    if not library().mempool_entries_accessed():
+        return []
+    with own_operations(), hidden_from_program():
+        tensors, written = torch.ops.mempool_interposer.accessed()
+    return [(tensor, bool(wrote)) for tensor, wrote in zip(tensors, written, strict=True)]
 
 
 def watch(storage: Any) -> None:
@@ -182,6 +214,12 @@ def _follower() -> ScheduleFollower:
     if (found := _followers[0]()) is None:
         raise RuntimeError("the offloading has ended")
     return found
+
+
+def _reload(absent: list[torch.Tensor]) -> None:
+    """Reload storages for an operation that no mode sees."""
+    if (found := _modes.get(absent[0].device.type)) is not None and (mode := found()) is not None:
+        mode.reload(absent)
 
 
 def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001

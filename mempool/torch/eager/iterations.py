@@ -258,9 +258,9 @@ class Iterations:
             return None
         return self.schedule.uses.next_use(record.row, len(self.current))
 
-    def record_view(self, record: StorageRecord) -> None:
-        """Record a view of a storage as an access by the previous operation."""
-        self.current.access_codes.append(record.number << 1)
+    def record_view(self, record: StorageRecord, *, written: bool = False) -> None:
+        """Record a view of a storage, or of its entries, as an access by the previous operation."""
+        self.current.access_codes.append(record.number << 1 | written)
 
     def record_argument(self, record: StorageRecord) -> None:
         """Record a storage that no operation made, such as a batch from another thread."""

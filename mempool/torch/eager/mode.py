@@ -184,6 +184,7 @@ class OffloadMode(TorchDispatchMode):
         self._ended = False
         self._listener = Listener(before=self._before_optimizer_step, after=self._after_optimizer_step)
         self.transfers.thread = threading.get_ident()
+        interposer.begin_entries(self)
         self.patches.install()
         forking.add(self)
         if self._captures is not None:
@@ -237,6 +238,7 @@ class OffloadMode(TorchDispatchMode):
             self.close_bypass()
             self.iterations.suspend()
             self._is_partial = True
+            interposer.begin_entries(self)  # so that each storage is met, and stays, before its entries
         with self.transfers.lock:
             self.transfers.wait_all()
             self.engine.begin_capture()
@@ -282,6 +284,7 @@ class OffloadMode(TorchDispatchMode):
             self.follower.take_over()
         self._is_partial = False
         self.iterations.begin()
+        interposer.begin_entries(self)
         if self.follower is not None:
             self.follower.begin_iteration()
 
@@ -301,6 +304,8 @@ class OffloadMode(TorchDispatchMode):
 
     def _end_iteration(self) -> None:
         self.remove_dead()
+        self._record_entries()
+        interposer.begin_entries(self)
         if self.relative_limit is not None:
             self.relative_limit.end_iteration()
         self.patches.end_iteration()
@@ -310,6 +315,7 @@ class OffloadMode(TorchDispatchMode):
             peak_bytes = self.follower.end_iteration(peak_bytes)
         if self._is_bypassed():
             self.counts.end_iteration()
+            self.engine.end_iteration()
             self.iterations.suspend()
         else:
             self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
@@ -354,6 +360,17 @@ class OffloadMode(TorchDispatchMode):
         return {"limit_bytes": limit_bytes, **values, **beyond}
 
     # --- operations that this mode does not see
+
+    def _record_entries(self) -> None:
+        """Record the accesses of loops over single entries as accesses by the previous operation."""
+        for tensor, written in interposer.accessed_by_entries():
+            if (record := self.storages.find(tensor.untyped_storage())) is not None:
+                record.last = self.clock
+                self.iterations.record_view(record, written=written)
+
+    def reload(self, absent: list[torch.Tensor]) -> None:
+        """Reload the storages of these tensors for an operation of a loop over single entries."""
+        self.admit(0, [record for one in absent if (record := self.storages.find(one.untyped_storage()))])
 
     def lend(
         self,
@@ -458,6 +475,7 @@ class OffloadMode(TorchDispatchMode):
             self.remove_dead()
         if (follower := self.follower) is not None:
             follower.synchronize()
+        self._record_entries()
         given, written = self._argument_records(traits, args, kwargs)
         unwritten = len(self.unwritten)
         if unwritten:
@@ -512,6 +530,8 @@ class OffloadMode(TorchDispatchMode):
         if follower is not None:
             follower.learn(traits, at, footprint, passes=len(self.unwritten) == unwritten)
             follower.advance()
+        if needed <= OPTIONS.min_storage_bytes and traits.may_be_followed:
+            interposer.learn_entry(func)
         return result
 
     def _perform(
@@ -595,6 +615,7 @@ class OffloadMode(TorchDispatchMode):
             detector.record_end(diverged=self.counts.diverged > before)
         elif detector.begins(self.iterations.current):
             self.iterations.begin()
+            interposer.begin_entries(self)
 
     def _stop_detection(self) -> None:
         """Switch to marked iterations: stop the period detection, and forget the detected iterations."""

@@ -27,6 +27,7 @@
 #include <string_view>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,7 @@ using c10::DispatchKeySet;
 using c10::impl::TorchDispatchModeTLS;
 
 constexpr DispatchKey kKey = DispatchKey::DeferredInit;
+constexpr std::size_t kMostKnown = std::size_t{1} << 16;  // signatures that are known at most
 // Beginnings of the names of composite operations whose kernels access the memory of their arguments themselves: of all
 // arguments, which count as written, or of integers (lengths and offsets), which they only read.
 constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_saturate_weight_to_fp16", "fbgemm_",
@@ -148,6 +150,13 @@ Traits traits_of(const c10::OperatorHandle& op) {
 }
 
 using Storages = c10::SmallVector<const c10::Storage*, 8>;
+using Addresses = c10::SmallVector<const c10::StorageImpl*, 8>;
+
+Addresses addresses_of(const Storages& storages) {
+  Addresses found;
+  for (const c10::Storage* one : storages) found.push_back(one->unsafeGetStorageImpl());
+  return found;
+}
 
 // Collect the storages of tensors on a device.
 void add_storages(const c10::IValue& value, c10::DeviceType device, Storages& found) {
@@ -274,6 +283,41 @@ at::Tensor bytes_of(c10::Storage storage) {
   return tensor;
 }
 
+c10::List<at::Tensor> parked_among(const Storages& storages) {
+  c10::List<at::Tensor> found;
+  for (const c10::Storage* one : storages)
+    if (is_parked(*one)) found.push_back(bytes_of(*one));
+  return found;
+}
+
+// Storages with a good copy on the host.
+class Watched {
+ public:
+  void add(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    if (storages_.size() >= kMost) storages_.clear();  // then their copies count as stale
+    storages_.insert(storage);
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    storages_.erase(storage);
+  }
+  bool has(const c10::StorageImpl* storage) {
+    const std::lock_guard lock(mutex_);
+    return storages_.contains(storage);
+  }
+
+ private:
+  static constexpr std::size_t kMost = std::size_t{1} << 16;
+  std::mutex mutex_;
+  std::unordered_set<const c10::StorageImpl*> storages_;
+};
+
+Watched& watched() {
+  static auto* const made = new Watched;
+  return *made;
+}
+
 c10::StreamId stream_now(c10::DeviceType device) {
   const c10::impl::VirtualGuardImpl guard(device);
   return guard.getStream(guard.getDevice()).id();
@@ -378,20 +422,33 @@ bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySe
   return run_hidden(op, below, stack, false);
 }
 
+// Return the signature of an operation as the mode may have it learned, and collect the storages.
+std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation,
+                           c10::DeviceType device, Storages& storages) {
+  if (operation.traits.inert) return operation.hash | 1;
+  Signature sign(device, operation);
+  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  const std::uint64_t signature = sign.of(begin, stack.end());
+  storages = sign.storages();
+  return signature;
+}
+
 // Operations on their way to the mode, which may have the bypass learn them.
 struct Awaited {
   const c10::FunctionSchema* schema;
-  std::uint64_t signature;
+  std::uint64_t signature;  // for bypass and follower; 0: they learn nothing of this operation
+  std::uint64_t entry = 0;  // for loops over single entries
 };
 thread_local std::vector<Awaited> awaited;
 
 // Run an operation that the mode will see, and may have us learn.
-void run_awaited(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, std::uint64_t signature) {
+void run_awaited(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, std::uint64_t signature,
+                 std::uint64_t entry = 0) {
   struct Waiting {
     explicit Waiting(const Awaited& one) { awaited.push_back(one); }
     ~Waiting() { awaited.pop_back(); }
   };
-  const Waiting waiting({&op.schema(), signature});
+  const Waiting waiting({&op.schema(), signature, entry});
   op.redispatchBoxed(below, stack);
 }
 

@@ -34,7 +34,6 @@ class EstimateOptions:
             all changes together suffice.
         loss_chunks: pieces into which the tokens are divided for a loss in pieces.
         known_elements: elements of the largest random order or list of indices that has values in a program.
-        calling_frames: largest number of calling frames analysed for a decision by a value.
         message_lines: largest number of lines of a program named in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
         sound_samples: samples of sound if no length was requested: ten seconds at 16 kHz.
@@ -59,7 +58,6 @@ class EstimateOptions:
     offload_changes: int = 3
     loss_chunks: int = 8
     known_elements: int = 1 << 24
-    calling_frames: int = 30
     program_steps: int = 3
     program_seconds: float = 60.0
     message_lines: int = 3

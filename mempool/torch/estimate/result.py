@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mempool.analysis.remedies import Remedy
 from mempool.torch.estimate.attribution import ModuleShare, merged
 from mempool.torch.estimate.options import OPTIONS
+from mempool.units import binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,6 +209,19 @@ class Fit:
         """Return the labels of the caveats, as text beside a verdict; "" without caveats."""
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
+    @property
+    def verdict(self) -> str:
+        """Return in a line whether the job fits, and the missing or spare bytes."""
+        labels = f" ({self.caveat_labels})" if self.caveats else ""
+        if self.limit_bytes is None:
+            return f"needs {binary(self.needed_bytes)}{labels}"
+        limit = binary(self.limit_bytes)
+        if self.fits is None:
+            return f"not known whether it fits in {limit}: {binary(self.needed_bytes)}{labels}"
+        if self.fits:
+            return f"fits in {limit} with {binary(self.limit_bytes - self.needed_bytes)} to spare"
+        return f"does not fit in {limit}: {binary(self.missing_bytes or 0)} short{labels}"
+
     def restricted(self, caveats: Sequence[Caveat]) -> Fit:
         """Return the result with further caveats, which leave a fit unknown."""
         if not caveats:
@@ -244,48 +258,23 @@ class Fit:
 
 def report(fit: Fit) -> str:
     """Format the verdict, the peak by holder, allocators, and remedies, in some lines."""
-    lines = [_verdict(fit), ""]
+    lines = [fit.verdict, ""]
     where = f" in {fit.peak_module}" if fit.peak_module else ""
     lines.append(
-        f"peak load {size(fit.peak_bytes)} in the {fit.peak_phase or 'step'}, {fit.peak_operation}{where}"
+        f"peak load {binary(fit.peak_bytes)} in the {fit.peak_phase or 'step'}, {fit.peak_operation}{where}"
     )
-    lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
+    lines += [f"  {binary(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
     lines.append("by module")
     lines += [
-        f"  {size(m.bytes):>11}  {m.module or '(the model)'}"
+        f"  {binary(m.bytes):>11}  {m.module or '(the model)'}"
         for m in fit.modules(3)[: OPTIONS.report_modules]
     ]
     lines.append("reserved by")
-    lines += [f"  {size(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
+    lines += [f"  {binary(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
     if fit.margin_bytes:
         lines.append("and beside it")
-        lines += [f"  {size(b):>11}  {name.replace('_', ' ')}" for name, b in fit.margin_bytes.items()]
+        lines += [f"  {binary(b):>11}  {name.replace('_', ' ')}" for name, b in fit.margin_bytes.items()]
     if fit.remedies:
         lines.append("what would help, by")
-        lines += [f"  {size(r.saves_bytes):>11}  {r.name}: {r.how}" for r in fit.remedies]
+        lines += [f"  {binary(r.saves_bytes):>11}  {r.name}: {r.how}" for r in fit.remedies]
     return "\n".join(lines + [f"note: {text}" for text in fit.warnings])
-
-
-def size(number: int) -> str:
-    """Format bytes in the largest unit with a value of at least one."""
-    value, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:,.2f} {unit}"
-
-
-def _verdict(fit: Fit) -> str:
-    need = "" if fit.batch is None else f"batch {fit.batch:,} "
-    need += f"needs {size(fit.needed_bytes)} with {fit.allocator}"
-    need += f" ({fit.caveat_labels})" if fit.caveats else ""
-    if fit.limit_bytes is None:
-        return need
-    reported = {
-        True: "it fits",
-        False: f"it does not fit, {size(fit.missing_bytes or 0)} are missing",
-        None: "not known whether it fits",
-    }[fit.fits]
-    batch = "" if fit.largest_batch is None else f"; the largest batch that fits is {fit.largest_batch:,}"
-    return f"{reported}: {need} of {size(fit.limit_bytes)}{batch}"

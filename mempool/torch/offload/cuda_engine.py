@@ -1,6 +1,7 @@
 """Engine for a GPU: copies to and from page-locked host memory, on two streams beside the program's.
 
-The host never waits for the GPU. Work that must follow other work waits for an event in its stream:
+The host waits for the GPU only in copies of pageable memory, and before memory is unlocked. Work that must
+follow other work waits for an event in its stream:
 
 * an offload waits for all earlier work of the program's streams, and for reloads out of the host memory that
   the offload will overwrite;
@@ -29,7 +30,7 @@ from torch._C import _DisableTorchDispatch
 from mempool._core import CudaCopies
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
-from mempool.torch.offload.engine import HostFullError
+from mempool.torch.offload.engine import HostFullError, OffloadRefusedError
 from mempool.torch.offload.link import SIZES, measure
 from mempool.torch.offload.options import OPTIONS
 from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
@@ -108,16 +109,17 @@ class CudaEngine:
     sync_copier = None  # the program would have to wait for the GPU
 
     def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
-        """Create an engine that locks at most `host_bytes` of the host, as needed.
+        """Create an engine that takes at most `host_bytes` of the host, as needed.
 
         Args:
             device: the GPU.
-            host_bytes: most bytes that are locked.
+            host_bytes: most bytes of the host for copies, page-locked as far as CUDA allows.
             runtime: replacement for `CudaRuntime`, in tests.
         """
         self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
         self._lock = threading.RLock()
         self._streams: dict[Any, None] = {}  # the program's streams, in the order of first use
+        self._latest: Any = None  # one of them: the stream seen last, while no graph is captured
         self._in_flight: tuple[deque[CudaTransfer], ...] = (deque(), deque())
         self._dropped: list[ArenaCopy] = []
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
@@ -148,12 +150,15 @@ class CudaEngine:
         """Return the program's stream; a new stream first waits for all work so far."""
         self._initialize()
         stream = self._runtime.current()
+        if stream is self._latest:
+            return stream
         if self._captures:
             self._leave_captured_streams()
         if stream not in self._streams and not self._runtime.capturing():
             for other in (self._out, self._in, *self._streams):
                 self._runtime.order(stream, self._runtime.event(other))
             self._streams[stream] = None
+        self._latest = stream if stream in self._streams and not self._captures else None
         return stream
 
     def _leave_captured_streams(self) -> None:
@@ -187,6 +192,7 @@ class CudaEngine:
                     self._runtime.order(copies, self._runtime.event(stream))
                 self._streams.pop(self._runtime.current(), None)
             self._captures += 1
+            self._latest = None
 
     def end_capture(self) -> None:
         """See `Engine`."""
@@ -225,17 +231,17 @@ class CudaEngine:
         """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
 
         Raises:
-            HostFullError: the arena has no room for the copy, or offloads are impossible now.
+            OffloadRefusedError: the arena has no room for the copy, or offloads are impossible now.
         """
         with self._lock:
             if not self._is_usable():
-                raise HostFullError("CUDA serves no forked child")
+                raise OffloadRefusedError("CUDA serves no forked child")
             self._current_stream()
             if self._runtime.capturing():
-                raise HostFullError("nothing leaves the GPU while a graph is captured")
+                raise OffloadRefusedError("nothing leaves the GPU while a graph is captured")
             data = _device_bytes(data)
             if data.device != self._device:
-                raise HostFullError(f"what lies on {data.device} does not leave {self._device}")
+                raise OffloadRefusedError(f"what lies on {data.device} does not leave {self._device}")
             self._release_finished()
             copied = ArenaCopy(data.size, self._allocate(data.size, at))
             ended = self._runtime.copy(
@@ -324,7 +330,7 @@ class CudaEngine:
         if at is None and self._arena.grow(size):
             at = take(size)
         if at is None:
-            raise HostFullError(f"no {size:,} bytes are left on the host")
+            raise HostFullError(size, self._host_bytes)
         return at
 
     def _free_dropped(self, *, wait: bool) -> None:
@@ -344,20 +350,31 @@ class CudaEngine:
         self._dropped = kept
 
     def reserve(self, size: int) -> None:
-        """See `Engine`; locks the missing bytes in one part."""
+        """See `Engine`."""
         with self._lock:
             self._initialize()
-            if (missing := min(size, self._host_bytes) - self._arena.locked) > 0:
-                self._arena.grow(missing)
+            self._arena.reserve(size)
 
     def end_iteration(self) -> None:
-        """See `Engine`; locked memory is kept, since locking is slow."""
+        """See `Engine`; locking is slow, so memory is returned only after many iterations without use."""
         self._waits.clear()
+        with self._lock:
+            if not (self._is_initialized and self._is_usable()) or self._runtime.capturing():
+                return
+            self._free_dropped(wait=False)
+            if self._arena.end_iteration():
+                self._synchronize_copies()
+                self._arena.release_idle()
+
+    def _synchronize_copies(self) -> None:
+        """Wait until no copy is under way."""
+        for stream in (self._out, self._in):
+            stream.synchronize()
 
     @property
     def host_bytes(self) -> int:
-        """See `Engine`; all locked memory counts, used or not."""
-        return self._arena.locked if self._is_initialized else 0
+        """See `Engine`; all memory of the arena counts, used or not."""
+        return self._arena.size if self._is_initialized else 0
 
     # --- times
 
@@ -398,7 +415,7 @@ class CudaEngine:
         if self._link is None:
             self._initialize()
             with _DisableTorchDispatch(), torch.no_grad():  # not the program's tensors
-                timed = _TimedCopies(self._runtime, self._out, self._in)
+                timed = _TimedCopies(self._runtime, self._out, self._in, self._arena)
                 try:
                     self._link = measure(timed)
                 finally:
@@ -409,8 +426,7 @@ class CudaEngine:
         """See `Engine`."""
         with self._lock:
             if self._is_initialized and self._is_usable():
-                for stream in (self._out, self._in):
-                    stream.synchronize()
+                self._synchronize_copies()
                 self._release_finished()
                 self._arena.close()
                 self._is_initialized = False
@@ -456,7 +472,7 @@ class CudaRuntime:
     def capturing(self, stream: Any = None) -> bool:
         """Return whether the work of a stream, by default the current one, is captured into a graph."""
         if stream is None:
-            return bool(torch.cuda.is_current_stream_capturing())
+            return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.stream(stream):
             return self.capturing()
 
@@ -519,12 +535,12 @@ def _seconds_between(pairs: list[tuple[Any, Any]]) -> float:
 class _TimedCopies:
     """Implementation of `TimedCopies` on the engine's streams, with separate memory for each direction."""
 
-    def __init__(self, runtime: Any, out: Any, back: Any) -> None:
+    def __init__(self, runtime: Any, out: Any, back: Any, arena: PinnedArena) -> None:
         self._runtime, self._streams = runtime, (out, back)
         size = 2 * max(SIZES)
         self._device, self._memory = runtime.data(size), runtime.locked(size)
         if not self._memory.lock(0, size):
-            raise UsageError(f"CUDA locks no {size:,} bytes of the host: see `ulimit -l` and the free memory")
+            arena.note_refusal(size)  # further copies will lie in pageable memory too
         self._host = self._memory.data(0, size)
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mempool.errors import UsageError
+from mempool.units import sized
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -14,8 +15,16 @@ if TYPE_CHECKING:
     from solvers.swap import Link
 
 
-class HostFullError(UsageError):
+class OffloadRefusedError(UsageError):
+    """Error for an offload that is impossible now."""
+
+
+class HostFullError(OffloadRefusedError):
     """Error for a copy that does not fit into the host's arena."""
+
+    def __init__(self, size: int, most: int) -> None:
+        """Describe a copy of `size` bytes for which the arena of `most` bytes has no room."""
+        super().__init__(f"no {size:,} of the {sized(most)} for copies are left on the host")
 
 
 class HostCopy(Protocol):
@@ -79,7 +88,7 @@ class Engine(Protocol):
         of the host's arena, if free; else as far back as there is room, and for -1 at the best fit.
 
         Raises:
-            HostFullError: the arena has no room for the copy.
+            OffloadRefusedError: the arena has no room for the copy, or nothing is offloaded now.
         """
 
     def reload(self, copy: HostCopy, data: torch.Tensor) -> Transfer:

@@ -176,7 +176,7 @@ class HostEngine:
         with self._lock:  # against the release of free pages to the system
             memory = self._free_list.take(size, at)
         if memory is None:
-            raise HostFullError(f"no {size:,} bytes are left on the host")
+            raise HostFullError(size, self._memory.size)
         self._memory.mark_touched(memory.at, size)
         return ArenaCopy(size, memory.at, memory)
 

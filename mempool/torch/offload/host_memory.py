@@ -72,9 +72,13 @@ class PrivateMemory:
                 if excess < PIECE:
                     return
                 if self._touched[piece]:
-                    self._map.madvise(mmap.MADV_DONTNEED, piece * PIECE, PIECE)
+                    self.release(piece * PIECE, PIECE)
                     self._touched[piece] = False
                     excess -= PIECE
+
+    def release(self, at: int, size: int) -> None:
+        """Return whole pages to the system; the bytes are lost."""
+        self._map.madvise(mmap.MADV_DONTNEED, at, size)
 
     def exclude_from_forks(self) -> None:
         """Exclude the memory from forked children: pages must not turn copy-on-write while a GPU copies."""

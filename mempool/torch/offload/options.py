@@ -16,6 +16,8 @@ class OffloadOptions:
         host_gap_divisor: divisor of the host memory; schedules leave that share to gaps between copies.
         host_packing_nodes: node limit of the packing of host copies; the first plan is good already.
         pinned_step_bytes: least number of bytes that are page-locked at a time.
+        pinned_idle_iterations: iterations without use after which page-locked memory is released: to lock it
+            again takes some tenths of a second per gibibyte.
         cuda_waits: waits whose times are kept for the next mark; a rewritten graph sets no marks.
         sync_copy_bytes: CPU copies up to this size take less time than waking a thread.
         link_rounds: rounds per copy size when the link is measured; the median counts.
@@ -83,6 +85,7 @@ class OffloadOptions:
     host_gap_divisor: int = 16
     host_packing_nodes: int = 2000
     pinned_step_bytes: int = 64 << 20
+    pinned_idle_iterations: int = 16
     cuda_waits: int = 4096
     sync_copy_bytes: int = 256 << 10
     link_rounds: int = 7

@@ -1,8 +1,9 @@
-"""Page-locked host memory for a GPU's copies, and an arena of it that grows only when necessary."""
+"""Page-locked host memory for a GPU's copies, and an arena of it that grows and shrinks by need."""
 
 from __future__ import annotations
 
 import ctypes
+import resource
 from bisect import bisect_right
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from mempool._core import FreeList
 from mempool.cuda import DRIVER
-from mempool.torch.offload.host_memory import PAGE, PrivateMemory, pages
+from mempool.logs import log
+from mempool.torch.offload.host_memory import PAGE, PrivateMemory, available_bytes, pages
 from mempool.torch.offload.options import OPTIONS
+from mempool.units import sized
 
 #: Flags CU_MEMHOSTREGISTER_PORTABLE and CU_MEMHOSTREGISTER_DEVICEMAP: for all contexts, and for kernels.
 _LOCKED_FLAGS = 1 | 2
@@ -28,19 +31,25 @@ class PinnedMemory:
         self._memory, self._device = PrivateMemory(size), device
         self._memory.exclude_from_forks()
         self._driver = ctypes.CDLL(DRIVER)
-        self._parts: list[int] = []
+        self._parts: dict[int, int] = {}  # locked bytes by offset
 
     def lock(self, at: int, size: int) -> bool:
         """Lock these bytes, in whole pages; return False if the driver refuses."""
-        address = self._memory.address + at
         with torch.cuda.device(self._device):
             torch.cuda.mem_get_info()  # makes the device's context current in this thread
             done = self._driver.cuMemHostRegister_v2(
-                ctypes.c_void_p(address), ctypes.c_size_t(size), _LOCKED_FLAGS
+                ctypes.c_void_p(self.address + at), ctypes.c_size_t(size), _LOCKED_FLAGS
             )
         if done == 0:
-            self._parts.append(address)
+            self._parts[at] = size
         return bool(done == 0)
+
+    def release(self, at: int, size: int) -> None:
+        """Return the pages of a part, locked or not, to the system; no copy may be under way."""
+        if self._parts.pop(at, 0):
+            with torch.cuda.device(self._device):
+                self._driver.cuMemHostUnregister(ctypes.c_void_p(self.address + at))
+        self._memory.release(at, size)
 
     @property
     def address(self) -> int:
@@ -48,32 +57,34 @@ class PinnedMemory:
         return self._memory.address
 
     def data(self, at: int, size: int) -> torch.Tensor:
-        """Return locked bytes as uint8[size]."""
+        """Return bytes as uint8[size]."""
         memory = (ctypes.c_ubyte * size).from_address(self._memory.address + at)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Unlock all memory; no copy may be under way."""
-        with torch.cuda.device(self._device):
-            for address in self._parts:
-                self._driver.cuMemHostUnregister(ctypes.c_void_p(address))
-        self._parts.clear()
+        """Return all pages to the system; no copy may be under way."""
+        for at, size in list(self._parts.items()):
+            self.release(at, size)
+        self._memory.release(0, self._memory.size)
 
 
 class PinnedArena:
     """Consecutive parts, each locked at once; a copy lies within a single part.
 
+    Once CUDA has refused to lock memory, further parts are pageable: a slower place is better than none.
+
     Attributes:
-        used: bytes taken.
-        locked: bytes that are page-locked.
+        size: bytes of all parts.
     """
 
-    def __init__(self, memory: Any, size: int) -> None:
-        """Create an arena of `size` bytes of a memory such as `PinnedMemory`."""
-        self._memory, self._size = memory, size // PAGE * PAGE
+    def __init__(self, memory: Any, most: int) -> None:
+        """Create an arena of at most `most` bytes of a memory such as `PinnedMemory`."""
+        self._memory, self._most = memory, most // PAGE * PAGE
         self._begins: list[int] = []
         self._parts: list[FreeList] = []
-        self.locked = 0
+        self._idle: list[int] = []  # iterations since each part was in use
+        self._is_pageable = False
+        self.size = 0
 
     @property
     def address(self) -> int:
@@ -86,14 +97,14 @@ class PinnedArena:
         return sum(part.used for part in self._parts)
 
     def allocate(self, size: int) -> int | None:
-        """Take `size` locked bytes and return their offset; None if no free range is large enough."""
+        """Take `size` bytes and return their offset; None if no free range is large enough."""
         for begin, part in zip(self._begins, self._parts, strict=True):
             if (at := part.allocate(size)) is not None:
                 return begin + at
         return None
 
     def allocate_last(self, size: int) -> int | None:
-        """Take `size` locked bytes as far back as possible; see `take`."""
+        """Take `size` bytes as far back as possible; see `take`."""
         for begin, part in zip(reversed(self._begins), reversed(self._parts), strict=True):
             if (at := part.allocate_last(size)) is not None:
                 return begin + at
@@ -105,16 +116,59 @@ class PinnedArena:
         return part >= 0 and self._parts[part].allocate_at(at - self._begins[part], size)
 
     def grow(self, size: int) -> bool:
-        """Lock more memory for a copy of `size` bytes; return False if the arena is full or CUDA refuses."""
-        needed, left = pages(size), self._size - self.locked
-        for more in (min(max(needed, OPTIONS.pinned_step_bytes, self.locked // 2), left), needed):
-            more = more // PAGE * PAGE
-            if needed <= more <= left and self._memory.lock(self.locked, more):
-                self._begins.append(self.locked)
-                self._parts.append(FreeList(more))
-                self.locked += more
-                return True
-        return False
+        """Add a part for a copy of `size` bytes; return False if the arena is full."""
+        needed, left = pages(size), self._most - self.size
+        if needed > left:
+            return False
+        more = min(max(needed, OPTIONS.pinned_step_bytes, self.size // 2), left)
+        if not (self._lock(more) or self._lock(needed)):
+            self.note_refusal(needed)
+            self._add(min(max(needed, OPTIONS.pinned_step_bytes), left))
+        return True
+
+    def reserve(self, size: int) -> None:
+        """Lock memory beforehand until the arena has `size` bytes: in one part, or as few as CUDA allows."""
+        more = missing = min(pages(size), self._most) - self.size
+        while missing > 0 and more >= PAGE and not self._is_pageable:
+            if self._lock(more):
+                missing -= more
+                more = min(more, missing)
+            elif more > OPTIONS.pinned_step_bytes:
+                more = pages(more // 2)
+            else:
+                self.note_refusal(more)
+
+    def _lock(self, size: int) -> bool:
+        if self._is_pageable or not self._memory.lock(self.size, size):
+            return False
+        self._add(size)
+        return True
+
+    def _add(self, size: int) -> None:
+        self._begins.append(self.size)
+        self._parts.append(FreeList(size))
+        self._idle.append(0)
+        self.size += size
+
+    def note_refusal(self, size: int) -> None:
+        """Note that CUDA refused to lock `size` more bytes, and warn the first time."""
+        if not self._is_pageable:
+            warn_of_refused_lock(size, self.size)
+        self._is_pageable = True
+
+    def end_iteration(self) -> bool:
+        """Count the iterations without a copy in each part; return whether `release_idle` has work."""
+        for row, part in enumerate(self._parts):
+            self._idle[row] = 0 if part.take_peak() else self._idle[row] + 1
+        return bool(self._idle) and self._idle[-1] >= OPTIONS.pinned_idle_iterations
+
+    def release_idle(self) -> None:
+        """Return the last parts to the system that were idle for long; no copy may be under way."""
+        while self._idle and self._idle[-1] >= OPTIONS.pinned_idle_iterations:
+            self._idle.pop()
+            begin, part = self._begins.pop(), self._parts.pop()
+            self._memory.release(begin, part.size)
+            self.size = begin
 
     def release(self, at: int, size: int) -> None:
         """Free bytes taken before."""
@@ -122,5 +176,21 @@ class PinnedArena:
         self._parts[part].release(at - self._begins[part], size)
 
     def close(self) -> None:
-        """Unlock the whole arena."""
+        """Return the whole arena to the system."""
         self._memory.close()
+
+
+def warn_of_refused_lock(size: int, locked: int) -> None:
+    """Warn that CUDA refused to lock `size` more bytes of the host's memory beside `locked` bytes."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if allowed == resource.RLIM_INFINITY or locked > allowed:  # the driver heeds no such limit
+        remedy = f"{sized(available_bytes())} of the host's memory are free"
+    else:
+        remedy = f"`ulimit -l` allows {sized(allowed)}; raise it, in a container by --ulimit memlock=-1"
+    log.warning(
+        "CUDA page-locks no %s of the host's memory beside %s: tensors go to pageable memory, which takes "
+        "longer. %s",
+        sized(size),
+        sized(locked),
+        remedy,
+    )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from shown import Packed, four_buffers
 from swap_steps import links, one_move, schedules, step_from, steps
 
-from mempool.show import content, perfetto, scene_of, swap_scene, write_perfetto
+from mempool.show import Scene, Timeline, View, content, perfetto, scene_of, swap_scene, write_perfetto
 from mempool.show.annotations import annotations_of
 from mempool.show.packed_columns import Packer, clean
 from mempool.show.thinning import density_of_small_pieces, load_of
@@ -25,14 +27,6 @@ from solvers.packing.plan import stride_of
 from solvers.swap import Link, Schedule, Step, replay
 from traces import Buffers, EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from mempool.show import Scene, Timeline, View
-
 
 NUMBERS = st.lists(st.integers(-1, 2**62), max_size=30)
 

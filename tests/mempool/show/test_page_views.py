@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,6 @@ from mempool.show import Figure, content, figure, swap_scene
 from solvers.swap import Link
 from traces import Buffers, EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 pytestmark = pytest.mark.browser
 KIB = 1024

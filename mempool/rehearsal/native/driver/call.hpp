@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gpu.hpp"
-#include "order.hpp"
+#include "timeline.hpp"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -16,6 +16,7 @@ struct Thread {
   int generation = 0;
   int mode = kGlobal;
   std::vector<Context*> contexts;
+  std::vector<std::shared_ptr<Cost>> operations = {};  // of PyTorch, the innermost last: costs of their first kernels
 };
 
 inline std::list<Thread>* const threads = new std::list<Thread>;  // never destroyed either
@@ -28,11 +29,29 @@ inline Thread& self() {
     return &threads->emplace_back();
   }();
   Thread& thread = *kept;
-  if (thread.generation != gpu->generation) thread = Thread{gpu->generation, kGlobal, {}};
+  if (thread.generation != gpu->generation) thread = Thread{gpu->generation, kGlobal, {}, {}};
   return thread;
 }
 
 inline Context* current() { return self().contexts.empty() ? nullptr : self().contexts.back(); }
+
+// Return the cost of a kernel that the calling thread launches. The first kernel of an operation has the operation's time, which
+// is known when the operation ends; the others have none.
+inline std::shared_ptr<Cost> kernel_cost() {
+  auto& operations = self().operations;
+  if (gpu->timeline == nullptr || (!operations.empty() && operations.back() != nullptr)) return nullptr;
+  auto made = std::make_shared<Cost>(Cost{Cost::kKernels, Timeline::kShortest, !operations.empty()});
+  if (!operations.empty()) operations.back() = made;
+  return made;
+}
+// Note a kernel of a library whose functions compute nothing.
+inline int launch_unseen(Handle handle) {
+  const std::lock_guard<std::recursive_mutex> guard(gpu->mutex);
+  if (gpu->timeline == nullptr || current() == nullptr) return 0;
+  Work work;
+  if ((work.cost = kernel_cost()) == nullptr) return 0;
+  return gpu->enqueue(gpu->stream(handle, current()), std::move(work));
+}
 
 enum Needs { kNothing, kInit, kContext };
 

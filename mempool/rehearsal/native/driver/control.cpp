@@ -24,8 +24,10 @@ EXPORTED void fake_reset(int devices) {
   gpu->slow.clear();
   gpu->answers.clear();
   if (gpu->order != nullptr) gpu->order = std::make_unique<Order>();
+  gpu->timeline.reset();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
+  gpu->lockable = SIZE_MAX;
   gpu->version = 12080;
   gpu->granularity = Gpu::kWhole;
   gpu->streams_made = 0;
@@ -36,6 +38,10 @@ EXPORTED void fake_reset(int devices) {
 EXPORTED void fake_set_capacity(int device, std::size_t bytes) {
   LOCKED;
   gpu->devices[static_cast<std::size_t>(device)].capacity = bytes;
+}
+EXPORTED void fake_set_lockable(std::size_t bytes) {
+  LOCKED;
+  gpu->lockable = bytes;
 }
 EXPORTED void fake_set_attribute(int device, int attribute, int value) {
   LOCKED;

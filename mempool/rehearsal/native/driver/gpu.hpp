@@ -64,6 +64,14 @@ struct Mark {
   std::shared_ptr<struct Capture> capture;  // set: nothing is queued, and `nodes` are what it comes after
   std::set<int> nodes;
   Clock before;  // what comes before the recording, and the stream's works up to it
+  std::int64_t end = -1;  // modelled time; negative: unknown yet
+};
+
+// Modelled time that work needs, and the engine that does it.
+struct Cost {
+  enum Engine { kKernels, kOut, kBack } engine = kKernels;
+  std::int64_t nanoseconds = 0;
+  bool open = false;  // of an operation that has not ended, so that the time is unknown
 };
 
 struct Work {
@@ -71,6 +79,7 @@ struct Work {
   std::vector<Range> uses;
   std::shared_ptr<Mark> waits, marks;
   const char* name = "a copy or a fill";
+  std::shared_ptr<Cost> cost = nullptr;
 };
 
 struct Capture {
@@ -102,6 +111,7 @@ struct Stream {
   bool blocking = false;  // the legacy default stream waits for it: seen in captures only
   std::deque<Work> queue;
   std::uint64_t queued = 0, done = 0, allowed = 0;  // works ever
+  std::int64_t end = 0;                             // modelled time of the queued work
   std::shared_ptr<Capture> capture;
   Clock before;           // what comes before the next work
   std::set<int> reached;  // nodes of the capture that come before what is queued next
@@ -171,6 +181,7 @@ class Gpu {
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<std::uintptr_t, std::size_t> registered;  // memory of the program that is page-locked, bytes by address
+  std::size_t lockable = SIZE_MAX;  // most bytes of the host that can be page-locked
   std::map<unsigned long long, Memory> memories;  // by handle
   unsigned long long next_memory = 1;
   std::vector<std::string> log;  // symbols of the calls, in order
@@ -182,11 +193,16 @@ class Gpu {
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<Context*> primaries = std::vector<Context*>(2);
 
-  std::unique_ptr<class Order> order;  // null: the order of uses is not checked
+  std::unique_ptr<class Order> order;        // null: the order of uses is not checked
+  std::unique_ptr<class Timeline> timeline;  // null: work takes no time
 
   bool is_registered(std::uintptr_t address) const {
     const auto next = registered.upper_bound(address);
     return next != registered.begin() && address < std::prev(next)->first + std::prev(next)->second;
+  }
+  // Memory of the program that is not page-locked: the host waits for copies of it. A fault unless locking may be refused.
+  bool is_pageable(std::uintptr_t address) const {
+    return lockable != SIZE_MAX && (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
   }
   void fault(const std::string& what) { faults.push_back(what); }
 
@@ -225,6 +241,12 @@ class Gpu {
     return found != defaults_.end() && found->second == stream;
   }
 
+  // Return whether new work of a stream follows all work of another: the default stream and blocking streams wait for each other.
+  bool waits_for(const Stream& stream, const Stream& other) const {
+    if (&other == &stream || other.context != stream.context) return false;
+    return (is_legacy(&stream) && other.blocking) || (stream.blocking && is_legacy(&other));
+  }
+
   // --- memory
 
   int take(int device, std::size_t bytes) {
@@ -234,6 +256,19 @@ class Gpu {
     if (on.live_bytes > on.peak_bytes) on.peak_bytes = on.live_bytes;
     return kSuccess;
   }
+  bool may_lock(std::size_t bytes) const {
+    std::size_t locked = bytes;
+    for (const auto& [begin, size] : registered) locked += size;
+    for (const auto& [begin, allocation] : allocations) locked += allocation.kind == kHost ? allocation.bytes : 0;
+    return locked <= lockable;
+  }
+  int lock(std::uintptr_t address, std::size_t bytes) {
+    if (registered.count(address) != 0) return kInvalidValue;
+    if (!may_lock(bytes)) return kOutOfMemory;
+    registered.emplace(address, bytes);
+    return kSuccess;
+  }
+  int unlock(std::uintptr_t address) { return registered.erase(address) == 1 ? kSuccess : kInvalidValue; }
   int allocate(std::size_t bytes, int device, std::uintptr_t& address, Kind kind = kPlain) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > kMemory) return kOutOfMemory;
@@ -248,6 +283,7 @@ class Gpu {
     }
     if (pages > kMemory || raw - memory_ > kMemory - pages) return kOutOfMemory;
     if (kind == kPlain && take(device, bytes) != kSuccess) return kOutOfMemory;
+    if (kind == kHost && !may_lock(bytes)) return kOutOfMemory;
     address = raw + offset;
     allocations[address] = {bytes, device, raw, pages, kind};
     return kSuccess;
@@ -386,6 +422,7 @@ class Gpu {
       return kSuccess;
     }
     check_order(*stream, work);
+    add_time(stream, work);
     if (work.marks != nullptr) work.marks->position = stream->queued;
     ++stream->queued;
     const bool ready = !late && stream->queue.empty() && (work.waits == nullptr || work.waits->done);
@@ -419,6 +456,15 @@ class Gpu {
 
   void check_order(Stream& stream, Work& work);
   void forget_order(const Range& range);
+
+  // --- modelled time: see timeline.hpp
+
+  void add_time(Stream* stream, const Work& work);
+  // Return the cost of a fill, or of a copy; null: work takes no time.
+  std::shared_ptr<Cost> fill_cost(std::size_t bytes) const;
+  std::shared_ptr<Cost> copy_cost(std::uintptr_t to, std::uintptr_t from, std::size_t bytes);
+  bool has_passed(Mark& mark);
+
   // The host has waited for everything on a stream, or for an event.
   void host_waited(const Stream& stream);
   void host_waited(const Mark& mark);

@@ -10,11 +10,20 @@ using namespace fake;
 
 namespace {
 
-int queue_bytes(Handle handle, std::vector<Range> uses, std::function<void()> run) {
+int queue_bytes(Handle handle, std::shared_ptr<Cost> cost, std::vector<Range> uses, std::function<void()> run) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_registered(one.begin); }), uses.end());
-  return gpu->enqueue(stream, Work{std::move(run), std::move(uses), nullptr, nullptr});
+  const bool waits = std::any_of(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_pageable(one.begin); });
+  const auto on_host = [](const Range& one) { return gpu->is_registered(one.begin) || gpu->is_pageable(one.begin); };
+  uses.erase(std::remove_if(uses.begin(), uses.end(), on_host), uses.end());
+  Work work{std::move(run), std::move(uses), nullptr, nullptr};
+  work.cost = std::move(cost);
+  const int code = gpu->enqueue(stream, std::move(work));
+  if (code == kSuccess && waits && stream->capture == nullptr) {
+    gpu->force(stream, stream->queued);
+    gpu->host_waited(*stream);
+  }
+  return code;
 }
 
 }  // namespace
@@ -42,14 +51,15 @@ EXPORTED int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 
 EXPORTED int cuMemcpyAsync(std::uintptr_t to, std::uintptr_t from, std::size_t bytes, Handle stream) {
   CALL("cuMemcpyAsync");
-  return queue_bytes(stream, {{to, bytes, true}, {from, bytes}}, [=] {
+  return queue_bytes(stream, gpu->copy_cost(to, from, bytes), {{to, bytes, true}, {from, bytes}}, [=] {
     gpu->copy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   });
 }
 
 EXPORTED int cuMemsetD8Async(std::uintptr_t address, unsigned char value, std::size_t bytes, Handle stream) {
   CALL("cuMemsetD8Async");
-  return queue_bytes(stream, {{address, bytes, true}}, [=] { gpu->fill(reinterpret_cast<void*>(address), value, bytes); });
+  return queue_bytes(stream, gpu->fill_cost(bytes), {{address, bytes, true}},
+                     [=] { gpu->fill(reinterpret_cast<void*>(address), value, bytes); });
 }
 
 // --- pages, which old drivers lack

@@ -19,7 +19,10 @@ void* function_of(const char* name) {
 
 int launch(Handle handle) {
   Stream* const stream = gpu->stream(handle, current());
-  return stream == nullptr ? kInvalidHandle : gpu->enqueue(stream, Work{});
+  if (stream == nullptr) return kInvalidHandle;
+  Work work;
+  work.cost = kernel_cost();
+  return gpu->enqueue(stream, std::move(work));
 }
 
 }  // namespace
@@ -160,18 +163,19 @@ EXPORTED int cuPointerGetAttribute(void* into, int attribute, std::uintptr_t add
 }
 EXPORTED int cuMemHostRegister_v2(std::uintptr_t address, std::size_t bytes, unsigned) {
   CALL("cuMemHostRegister_v2");
-  return gpu->registered.emplace(address, bytes).second ? kSuccess : kInvalidValue;
+  return gpu->lock(address, bytes);
 }
 EXPORTED int cuMemHostUnregister(std::uintptr_t address) {
   CALL("cuMemHostUnregister");
-  return gpu->registered.erase(address) == 1 ? kSuccess : kInvalidValue;
+  return gpu->unlock(address);
 }
 EXPORTED int cuMemsetD32Async(std::uintptr_t address, unsigned, std::size_t words, Handle handle) {
   CALL("cuMemsetD32Async");
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  return gpu->enqueue(stream, Work{[=] { gpu->fill(reinterpret_cast<void*>(address), 0, 4 * words); },
-                                   {{address, 4 * words, true}}, nullptr, nullptr});
+  Work work{[=] { gpu->fill(reinterpret_cast<void*>(address), 0, 4 * words); }, {{address, 4 * words, true}}, nullptr, nullptr};
+  work.cost = gpu->fill_cost(4 * words);
+  return gpu->enqueue(stream, std::move(work));
 }
 
 // Memory that processes or several devices share, green contexts and waits for values: no device of the stand-in has them.

@@ -67,9 +67,8 @@ class Order {
 inline void Gpu::check_order(Stream& stream, Work& work) {
   if (order == nullptr) return;
   join(stream.before, order->host);
-  for (const auto& other : streams) {  // the default stream and blocking streams wait for each other
-    const bool waits = other->context == stream.context && ((is_legacy(&stream) && other->blocking) || (stream.blocking && is_legacy(other.get())));
-    if (!waits || other.get() == &stream) continue;
+  for (const auto& other : streams) {
+    if (!waits_for(stream, *other)) continue;
     join(stream.before, other->before);
     stream.before[other.get()] = other->queued;
   }
@@ -89,13 +88,4 @@ inline void Gpu::check_order(Stream& stream, Work& work) {
 inline void Gpu::forget_order(const Range& range) {
   if (order != nullptr) order->forget(range);
 }
-inline void Gpu::host_waited(const Stream& stream) {
-  if (order == nullptr) return;
-  join(order->host, stream.before);
-  order->host[&stream] = stream.queued;
-}
-inline void Gpu::host_waited(const Mark& mark) {
-  if (order != nullptr) join(order->host, mark.before);
-}
-
 }  // namespace fake

@@ -85,7 +85,7 @@ EXPORTED int cuEventQuery(Event* event) {
   if (known(event) == nullptr) return kInvalidHandle;
   if (const int code = ask(event)) return code;
   if (event->mark == nullptr) return kSuccess;
-  if (!event->mark->done) return kNotReady;
+  if (!gpu->has_passed(*event->mark)) return kNotReady;
   gpu->host_waited(*event->mark);
   return kSuccess;
 }

@@ -36,7 +36,7 @@ EXPORTED int cublasDestroy_v2(Multiplier* handle) {
 }
 EXPORTED int cublasSetStream_v2(Multiplier* handle, fake::Handle stream) {
   handle->stream = stream;
-  return 0;
+  return fake::launch_unseen(stream);
 }
 EXPORTED int cublasGetStream_v2(Multiplier* handle, fake::Handle* stream) {
   *stream = handle->stream;

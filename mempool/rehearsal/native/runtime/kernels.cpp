@@ -81,6 +81,7 @@ int launch(const void* kernel, Handle stream, void** arguments) {
   const KernelTraits traits = traits_of_kernel(kernel);
   fake::Work work;
   work.name = traits.name;
+  work.cost = fake::kernel_cost();
   if (traits.arguments != nullptr) work.uses = uses_of(traits, arguments);
   if (traits.output >= 0) forget_first(arguments[traits.output]);
   for (const fake::Range& range : work.uses) {

@@ -128,6 +128,7 @@ void fill_contents(void* to, int value, std::size_t bytes) {
 int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stream) {
   if (stream == nullptr) return fake::kInvalidHandle;
   fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
+  work.cost = gpu->copy_cost(reinterpret_cast<std::uintptr_t>(to), reinterpret_cast<std::uintptr_t>(from), bytes);
   if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
   return gpu->enqueue(stream, std::move(work));
@@ -136,6 +137,7 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
 int queue_fill(void* to, int value, std::size_t bytes, fake::Stream* stream) {
   if (stream == nullptr) return fake::kInvalidHandle;
   fake::Work work{[=] { fill_contents(to, value, bytes); }, {}, nullptr, nullptr};
+  work.cost = gpu->fill_cost(bytes);
   work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   return gpu->enqueue(stream, std::move(work));
 }
@@ -202,8 +204,14 @@ EXPORTED int cudaFreeHost(void* pointer) {
   RUNTIME("cudaFreeHost");
   return give_back(pointer, {fake::kHost});
 }
-EXPORTED int cudaHostRegister(void*, std::size_t, unsigned) { return 0; }
-EXPORTED int cudaHostUnregister(void*) { return 0; }
+EXPORTED int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
+  RUNTIME("cudaHostRegister");
+  return noted(gpu->lock(reinterpret_cast<std::uintptr_t>(address), bytes));
+}
+EXPORTED int cudaHostUnregister(void* address) {
+  RUNTIME("cudaHostUnregister");
+  return noted(gpu->unlock(reinterpret_cast<std::uintptr_t>(address)));
+}
 EXPORTED int cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
   *on_device = on_host;
   return 0;

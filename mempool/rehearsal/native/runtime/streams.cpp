@@ -42,7 +42,7 @@ EXPORTED int cudaStreamQuery(Handle handle) {
   const fake::Stream* const stream = call.stream(handle);
   if (stream == nullptr) return noted(fake::kInvalidHandle);
   if (stream->capture != nullptr) return noted(fake::kCaptureUnsupported);
-  if (stream->done < stream->queued) return fake::kNotReady;
+  if (stream->done < stream->queued || (gpu->timeline != nullptr && !gpu->timeline->has_passed(*gpu, stream->end))) return fake::kNotReady;
   gpu->host_waited(*stream);
   return fake::kSuccess;
 }
@@ -89,12 +89,17 @@ EXPORTED int cudaEventSynchronize(fake::Event* event) {
   RUNTIME("cudaEventSynchronize");
   return noted(cuEventSynchronize(event));
 }
-// The time that the host took between the two, at least a microsecond, because programs divide by the time.
+// The modelled time between the two. Without a model it is the host's, at least a microsecond, because programs divide by it.
 EXPORTED int cudaEventElapsedTime(float* ms, const fake::Event* begin, const fake::Event* end) {
   RUNTIME("cudaEventElapsedTime");
   if (gpu->events.count(const_cast<fake::Event*>(begin)) == 0 || gpu->events.count(const_cast<fake::Event*>(end)) == 0 ||
       begin->mark == nullptr || end->mark == nullptr) {
     return noted(fake::kInvalidHandle);
+  }
+  if (gpu->timeline != nullptr) {
+    gpu->timeline->resolve(*gpu, begin->mark->end < 0 || end->mark->end < 0);
+    *ms = static_cast<float>(static_cast<double>(end->mark->end - begin->mark->end) * 1e-6);
+    return 0;
   }
   const std::chrono::duration<float, std::milli> took = end->mark->time - begin->mark->time;
   *ms = std::max(took.count(), 1e-3F);

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mempool.torch.estimate.attribution import steps_of
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import AS_FAR_AS_RAN, Caveat
@@ -29,10 +26,6 @@ if TYPE_CHECKING:
 REHEARSE = "a CUDA build of PyTorch runs the program itself: pip install torch, then mempool rehearse {}"
 #: What a program finds where it reads values.
 GUESSES = "conditions are taken to be false, and numbers zero"
-LATE_CLEARING = (
-    "{} clears gradients between forward and backward, so the gradients of the former step are alive during "
-    "the forward: call `zero_grad()` right after `step()` to free them earlier"
-)
 #: Environment of the program's process besides its own.
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
 _TRACE, _RESULT = "step.trace", "result.json"
@@ -70,7 +63,8 @@ class Result:
         line: place at which the program ended, as ``file:line``.
         message: error, in one line.
         steps: optimizer steps.
-        decisions: lines that decide on the course of the program by values.
+        decisions: lines that read conditions on values.
+        numbers: lines that read numbers.
         notes: sentences for the user.
     """
 
@@ -79,6 +73,7 @@ class Result:
     message: str = ""
     steps: int = 0
     decisions: list[str] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def write(self, folder: str) -> None:
@@ -93,14 +88,12 @@ class ProgramRun:
     Attributes:
         trace: allocations of the program on the device, with unrounded sizes.
         mode: "train", or "inference" for a program without a backward pass.
-        batches: batches whose gradients make one optimizer step.
         notes: sentences for the user.
         caveats: reasons why the trace does not settle whether the program fits.
     """
 
     trace: Trace
     mode: str
-    batches: int
     notes: list[str]
     caveats: list[Caveat]
 
@@ -136,13 +129,11 @@ def run_program(
         if result.ended == "error":
             raise BrokenScriptError(_failure(request, result))
         trace = read_trace(Path(folder, _TRACE))
-    late = clears_gradients_late(trace)
     marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
     return ProgramRun(
         trace,
         "train" if "backward" in marks else "inference",
-        _batches(trace),
-        [*result.notes, *([LATE_CLEARING.format(path)] if late else [])],
+        [*result.notes, *_number_notes(result)],
         list(_caveats(request, result)),
     )
 
@@ -180,48 +171,25 @@ def _failure(request: Request, result: Result) -> str:
     return f"{place}: {result.message}{behind}; {REHEARSE.format(ranks + request.path)}"
 
 
+def _number_notes(result: Result) -> Iterator[str]:
+    if result.numbers:
+        yield (
+            f"numbers read from tensors are zero; the program reads some at {_some(result.numbers)}, and a "
+            "size or a branch that depends on them is another in the real run"
+        )
+
+
+def _some(lines: Sequence[str]) -> str:
+    shown = ", ".join(lines[: OPTIONS.message_lines])
+    more = len(lines) - OPTIONS.message_lines
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 def _caveats(request: Request, result: Result) -> Iterator[Caveat]:
     if result.decisions:
-        shown = result.decisions[: OPTIONS.message_lines]
-        more = len(result.decisions) - len(shown)
-        lines = ", ".join(shown) + (f" and {more} more" if more else "")
         verb = "decides" if len(result.decisions) == 1 else "decide"
-        reason = f"{lines} {verb} by values of tensors, unknown before the run: {GUESSES}"
-        yield Caveat(AS_FAR_AS_RAN, reason)
+        unknown = f"{verb} by values of tensors, unknown before the run: {GUESSES}"
+        yield Caveat(AS_FAR_AS_RAN, f"{_some(result.decisions)} {unknown}")
     if result.ended == "seconds":
         waited = f"{request.path} made no optimizer step within {request.seconds:g} s"
         yield Caveat(AS_FAR_AS_RAN, f"{waited} and was ended at {result.line}")
-
-
-def clears_gradients_late(trace: Trace) -> bool:
-    """Return true if most gradients of a step are freed between the next step's forward and backward."""
-    ends = steps_of(trace)
-    if len(ends) < 2 or not {"forward", "backward"} <= set(trace.names) or "gradients" not in trace.names:
-        return False
-    forward, backward = (_first_mark(trace, phase, int(ends[-2])) for phase in ("forward", "backward"))
-    births = trace.births
-    is_gradient = (births >= 0) & (trace.category[births] == trace.names.index("gradients"))
-    row = np.arange(len(trace))
-    frees = is_gradient & (trace.kind == EventType.FREE) & (births < ends[-2]) & (row > ends[-2])
-    late = frees & (row > forward) & (row < backward)
-    return bool(trace.size[births[late]].sum() > trace.size[births[frees]].sum() / 2)
-
-
-def _first_mark(trace: Trace, name: str, after: int) -> int:
-    """Return the row of the first mark of this name after a row; the length of the trace if none follows."""
-    marks = (trace.kind == EventType.MARK) & (trace.operation == trace.names.index(name))
-    rows = np.flatnonzero(marks)
-    later = rows[rows > after]
-    return int(later[0]) if len(later) else len(trace)
-
-
-def _batches(trace: Trace) -> int:
-    """Return the number of backward passes between the last two ends of optimizer steps, at least 1."""
-    ends = steps_of(trace)
-    if "backward" not in trace.names or not len(ends):
-        return 1
-    passes = np.flatnonzero(
-        (trace.kind == EventType.MARK) & (trace.operation == trace.names.index("backward"))
-    )
-    begin = ends[-2] if len(ends) > 1 else 0
-    return max(1, int(((passes > begin) & (passes < ends[-1])).sum()))

@@ -9,7 +9,8 @@ from mempool.hardware.roofline import Roofline
 from mempool.torch.estimate.attribution import rounded
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.options import OPTIONS
-from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy, size
+from mempool.torch.estimate.result import ROUNDED_TO, Fit, OffloadFigures, OffloadFindings, TriedRemedy
+from mempool.units import binary
 from solvers import Stop, solve
 from solvers.swap import LinkBound, OffloadPlanner, parse_link, step_of
 from solvers.swap.placement import device_buffers
@@ -128,10 +129,8 @@ def offload_remedy(found: OffloadFindings, fit: Fit) -> TriedRemedy:
     reported = found.reported
     reserved = reported.needed_bytes - sum(fit.margin_bytes.values())
     limit = f'"{-(-reserved // 2**20)}MiB"'  # the pool's limit, without the margins of a GPU
-    how = (
-        f"buffers wait on the host, by plan: {size(reported.swapped_bytes)} come back in a step of at least "
-    )
-    how += f"{found.step_seconds * 1e3:,.0f} ms, which takes {reported.slower:.1%} longer"
+    how = f"buffers wait on the host, by plan: {binary(reported.swapped_bytes)} come back in a step of at "
+    how += f"least {found.step_seconds * 1e3:,.0f} ms, which takes {reported.slower:.1%} longer"
     if reported.slower:
         how += f" (no schedule less than {reported.slowdown_bound:.1%})"
     how += f"; with {found.assumed}; slower ones of the former wait less"

@@ -1,0 +1,81 @@
+"""Modelled time of a rehearsed program: kernels take the roofline's time of a card, copies the link's.
+
+    clock.start(rates_of("H100", (9, 0)), PRESETS["pcie5"])
+    ...  # a step
+    seconds = clock.now()
+
+Events, streams and waits behave as on a GPU, so ``torch.cuda.Event.elapsed_time`` gives modelled times. The
+host takes no time: a GPU that waits for the host's calls is not modelled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mempool.errors import UsageError
+from mempool.rehearsal import standin
+
+if TYPE_CHECKING:
+    from mempool.hardware.gpu_throughput import Rates
+    from solvers.swap import Link
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Shares of the published rates that PyTorch's kernels reach, fitted to an H100.
+
+    The figures are in docs/benchmarks.md. Fitted are the first, second and last share, one to a run each.
+
+    Attributes:
+        single: products and convolutions in 32 bits.
+        tensor_cores: products and convolutions of 16 bits, and of 32 bits that are rounded.
+        bytes: memory bandwidth, as copies within a device and elementwise kernels reach it.
+        pageable: share of the link's rate for host memory that is not page-locked.
+    """
+
+    single: float = 0.64
+    tensor_cores: float = 0.4
+    bytes: float = 0.85
+    pageable: float = 0.214
+
+
+REACHED = Reached()
+
+
+def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
+    """Let work on the stand-in take time from now on; PyTorch is imported.
+
+    Raises:
+        UsageError: no C++ compiler is installed, or the stand-in is not loaded.
+    """
+    from mempool.torch.compiled_library import Source
+
+    library = ctypes.CDLL(str(standin.LIBRARY))
+    fixed = [1e9 * link.out_fixed, 1e9 * link.out_per_byte, 1e9 * link.in_fixed, 1e9 * link.in_per_byte]
+    pageable = 1e9 * max(link.out_per_byte, link.in_per_byte) / reached.pageable
+    memory = 1e9 / (reached.bytes * rates.bandwidth)
+    library.mempool_standin_start_clock(
+        *map(ctypes.c_double, fixed),
+        int(link.duplex),
+        ctypes.c_double(pageable),
+        ctypes.c_double(memory),
+    )
+    source = Source(
+        Path(__file__).with_name("operation_times.cpp"), ("c10", "torch_cpu"), "mempool_operation_times_start"
+    )
+    rounded = max(reached.single * rates.single, reached.tensor_cores * rates.convolutions)
+    products = reached.single * rates.single, rounded, reached.tensor_cores * rates.half
+    per_nanosecond = [ctypes.c_double(rate / 1e9) for rate in (*products, reached.bytes * rates.bandwidth)]
+    observer = source.load()  # never unloaded: PyTorch calls it
+    if not observer.mempool_operation_times_start(*per_nanosecond):
+        raise UsageError("modelled time needs the stand-in for CUDA, which is not loaded in this process")
+
+
+def now() -> float:
+    """Return the seconds after which all work queued so far is done, without a wait; 0 without a clock."""
+    library = ctypes.CDLL(str(standin.LIBRARY))
+    library.mempool_standin_time.restype = ctypes.c_int64
+    return float(library.mempool_standin_time()) / 1e9

@@ -1,0 +1,139 @@
+// Loops over single entries, such as `out[index[i]] += values[i]`: an operation on a few bytes that the iteration has repeated many
+// times runs without the mode and is not recorded. Its storages count as accessed by the previous recorded operation. Included by
+// interposer.cpp alone.
+//
+// Which operations are recorded depends on the sequence of operations alone, not on where storages lie: otherwise equal iterations
+// would differ.
+#pragma once
+
+#include "operations.hpp"
+
+namespace {
+
+struct Accessed {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
+  bool written;
+};
+
+// Used by one thread.
+struct Entries {
+  static constexpr std::size_t kRecorded = 64;  // operations with one signature that an iteration records
+  static constexpr std::size_t kRecent = 8;     // operations whose storages are recent: as many as the body of a loop may have
+
+  Place place;
+  std::thread::id thread;
+  std::size_t small_bytes = 0;  // smaller storages do not move; an operation on single entries is given no more bytes
+  std::unordered_map<std::uint64_t, std::size_t> counts;  // operations in this iteration, by the signature that the mode has taught
+  std::array<Addresses, kRecent> recent;
+  std::size_t next = 0;
+  WeakStorages<Accessed> accessed;  // since the last recorded operation
+
+  bool is_here() const { return std::this_thread::get_id() == thread; }
+
+  // Note the storages of a recorded operation, whose stream the engine knows.
+  void note(Addresses storages) {
+    if (!is_here() || storages.empty()) return;
+    recent[next++ % kRecent] = std::move(storages);
+    place.stream = stream_now(place.device);
+  }
+  bool is_recent(const c10::StorageImpl* storage) const {
+    return std::any_of(recent.begin(), recent.end(),
+                       [&](const auto& one) { return std::find(one.begin(), one.end(), storage) != one.end(); });
+  }
+  bool moves(const c10::Storage& storage) const { return storage.nbytes() >= small_bytes; }
+};
+
+Entries& entries() {
+  static auto* const made = new Entries;
+  return *made;
+}
+
+std::size_t bytes_given(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? value.toTensor().numel() * value.toTensor().element_size() : 0;
+  std::size_t bytes = 0;
+  if (value.isList())
+    for (const c10::IValue& one : value.toListRef()) bytes += bytes_given(one);
+  return bytes;
+}
+
+// Return whether an operation is given single entries of tensors at most.
+bool is_given_entries(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t most) {
+  std::size_t bytes = 0;
+  for (auto at = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at) {
+    if (has_dispatching_tensor(*at) || (at->isTensor() && at->toTensor().defined() && !at->toTensor().has_storage())) return false;
+    if ((bytes += bytes_given(*at)) > most) return false;
+  }
+  return true;
+}
+
+// Run an operation of a loop over single entries without the mode. Return false for others.
+bool run_entry(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, bool is_followed) {
+  static const c10::OperatorHandle reload = function_named("mempool_interposer::reload");
+  Entries& all = entries();
+  if (!all.is_here() || !is_given_entries(op, *stack, all.small_bytes) || !all.place.sees_alone(below)) return false;
+  Traits traits{};
+  Storages storages, written;
+  {
+    const std::lock_guard lock(operations().mutex);
+    const Operation& operation = operations().of(op);
+    traits = operation.traits;
+    if (traits.composite) return false;
+    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+    Signature sign(all.place.device, operation);
+    const auto found = all.counts.find(sign.of(begin, stack->end()));
+    if (found == all.counts.end() || ++found->second <= Entries::kRecorded) return false;
+    storages = sign.storages();
+    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
+  }
+  const auto is_known = [&](const c10::Storage* one) { return !all.moves(*one) || all.is_recent(one->unsafeGetStorageImpl()); };
+  if (!std::all_of(storages.begin(), storages.end(), is_known)) return false;
+  if (const c10::List<at::Tensor> absent = parked_among(storages); !absent.empty()) {
+    call_python(reload, {absent});
+    if (!parked_among(storages).empty()) return false;
+  }
+  for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
+  if (!is_followed) {
+    for (const c10::Storage* one : storages)
+      if (all.moves(*one)) all.accessed.try_emplace(one->unsafeGetStorageImpl(), Accessed{one->getWeakStorageImpl(), false});
+    for (const c10::Storage* one : written)
+      if (const auto found = all.accessed.find(one->unsafeGetStorageImpl()); found != all.accessed.end()) found->second.written = true;
+  }
+  return run_hidden(op, below, stack, traits.repeatable);
+}
+
+// Return uint8[n] over the storages accessed since the last recorded operation, and for each whether it was written; forget them.
+std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> accessed_storages() {
+  std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> found;
+  for (const auto& [_, one] : std::exchange(entries().accessed, {})) {
+    if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) {
+      std::get<0>(found).push_back(bytes_of(std::move(storage)));
+      std::get<1>(found).push_back(one.written ? 1 : 0);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+// Begin an iteration of a mode in this thread. Smaller storages than `small_bytes` do not move.
+MEMPOOL_EXPORT void mempool_entries_begin(const void* mode, int cuda, std::size_t small_bytes) {
+  Entries& all = entries();
+  if (all.place.mode.load() != mode) all.counts.clear();
+  all.place.set(mode, cuda != 0);
+  all.thread = std::this_thread::get_id();
+  all.small_bytes = small_bytes;
+  for (auto& [_, count] : all.counts) count = 0;
+  for (auto& one : all.recent) one.clear();
+  all.accessed.clear();
+}
+
+// Learn that the operation on its way to the mode needs memory for single entries at most.
+MEMPOOL_EXPORT void mempool_entries_learn(const char* name, const char* overload) {
+  const std::lock_guard lock(operations().mutex);
+  Entries& all = entries();
+  if (!all.is_here() || awaited_operation(name, overload) == nullptr || awaited.back().entry == 0) return;
+  if (all.counts.size() < kMostKnown) all.counts.try_emplace(awaited.back().entry, 1);
+}
+
+// Return the number of storages accessed since the last recorded operation.
+MEMPOOL_EXPORT std::size_t mempool_entries_accessed() { return entries().accessed.size(); }
