@@ -155,13 +155,14 @@ class MeasuredCosts:
             torch.set_rng_state(state)
 
     def _once(self, operation: Any, args: Any, kwargs: Any) -> float:
-        cuda = torch.device(self.device).type == "cuda"
-        if cuda:
+        if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
+            runs: deque[Any] = deque()
+            _timed_on_gpu(lambda _: operation(*args, **kwargs), runs)([])
+            torch.cuda.synchronize(self.device)
+            return _seconds(runs[0]) or 0.0
         begin = time.perf_counter()
         result = operation(*args, **kwargs)
-        if cuda:
-            torch.cuda.synchronize(self.device)
         spent = time.perf_counter() - begin
         del result
         return spent
