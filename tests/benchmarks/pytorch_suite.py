@@ -1,6 +1,6 @@
 """Outcomes of PyTorch's own tests under the pool, compared with those in plain Python.
 
-    python tests/benchmarks/pytorch_suite.py pytorch/test/test_autograd.py [-k WORDS] [--every 10]
+    python tests/benchmarks/pytorch_suite.py pytorch/test/test_autograd.py [-k WORDS] [--part 1/10]
     python tests/benchmarks/pytorch_suite.py pytorch/test/test_cuda.py --standin
 
 Take the test file from PyTorch's repository, at the release that is installed, and install expecttest. On the
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: File with the names of the tests to run, and the file that gets a line when a test begins and ends.
 NAMES, JOURNAL = "SUITE_NAMES", "SUITE_JOURNAL"
+#: Set: a training precedes the tests, so that the pool has a plan.
+TRAINS = "SUITE_TRAINS"
 SLOW_SECONDS, SLOW_FACTOR = 10.0, 20.0
 #: Options of `mempool run`, in addition to plain Python.
 CPU_WAYS, STANDIN_WAYS = ("", "--limit 1KiB"), ("--backend guest",)
@@ -61,6 +63,22 @@ class Journal:
 
     def _write(self, *entry: Any) -> None:
         print(json.dumps(entry), file=self._file, flush=True)
+
+
+def pytest_sessionstart() -> None:
+    """Train until the pool has a plan, if that is asked for."""
+    if TRAINS not in os.environ:
+        return
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(60):
+        model(torch.ones(4096, 512, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)  # the pool plans in a thread of its own
 
 
 def name_of(item: pytest.Item) -> str:
@@ -108,12 +126,20 @@ class Suite:
             raise SystemExit(self._log.read_text(encoding="utf-8", errors="replace")[-3000:])
         return [entry[1] for entry in self._entries()]
 
-    def outcomes(self, options: str | None, names: list[str]) -> dict[str, tuple[str, float, str]]:
-        """Return outcome, seconds and message of each test under `mempool run`; None: plain Python."""
+    def outcomes(
+        self, options: str | None, names: list[str], plain: dict[str, tuple[str, float, str]] | None = None
+    ) -> dict[str, tuple[str, float, str]]:
+        """Return outcome, seconds and message of each test.
+
+        Args:
+            options: options of `mempool run`; None: plain Python.
+            names: the tests.
+            plain: outcomes in plain Python, if they are known.
+        """
         outcomes: dict[str, tuple[str, float, str]] = {}
         while left := [name for name in names if name not in outcomes]:
             process = self._start(options, left)
-            verdict = self._watch(process)
+            verdict = self._watch(process, plain or {})
             entries = list(self._entries())
             outcomes |= {name: (*said,) for kind, name, *said in entries if kind == "end"}
             begun = [name for kind, name, *_ in entries if kind == "begin" and name not in outcomes]
@@ -140,22 +166,25 @@ class Suite:
                 command, cwd=self._file.parent, env=self._environment, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> str:
-        """Wait for the end of a process, and end the process if nothing happens for too long."""
-        size, since = 0, time.monotonic()
+    def _watch(self, process: subprocess.Popen[bytes], plain: dict[str, tuple[str, float, str]]) -> str:
+        """Wait for the end of a process, and end the process if a test takes too long."""
+        size, since, allowed = 0, time.monotonic(), self._seconds + 120  # to collect the tests
         while process.poll() is None:
             time.sleep(0.2)
             if (now := self._journal.stat().st_size) != size:
                 size, since = now, time.monotonic()
-            elif time.monotonic() - since > self._seconds + (0 if size else 120):
+                *_, (_, name, *_) = self._entries()
+                allowed = max(self._seconds, SLOW_FACTOR * plain.get(name, ("", 0.0))[1])
+            elif time.monotonic() - since > allowed:
                 process.kill()
                 process.wait()
                 return "too long"
         return f"crash {process.returncode}"
 
     def _entries(self) -> Iterator[list[Any]]:
-        for line in self._journal.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)
+        for line in self._journal.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):  # else a process is writing it, or was killed meanwhile
+                yield json.loads(line)
 
 
 def differing(
@@ -176,7 +205,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("-k", dest="words", default="", help="select tests, as pytest's -k does")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth test only")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="run every Nth test, from the Kth on")
+    parser.add_argument("--train", action="store_true", help="train first, so that the pool has a plan")
     parser.add_argument("--standin", action="store_true", help="on the stand-in for CUDA")
     parser.add_argument("--options", action="append", metavar="OPTIONS", help="of `mempool run`, for a way")
     parser.add_argument("--seconds", type=float, default=60, help="a test may take that long; default: 60")
@@ -197,15 +227,18 @@ def main() -> None:
                 standin.SETTINGS: settings + ",arguments=/dev/null",
                 "PYTHONPATH": str(Path(standin.__file__).with_name("startup")),
             }
+        if chosen.train:
+            environment[TRAINS] = "1"
         suite = Suite(chosen.file, chosen.words, chosen.seconds, folder, environment)
-        names = suite.names()[:: chosen.every]
+        part, parts = map(int, chosen.part.split("/"))
+        names = suite.names()[part - 1 :: parts]
         ways = chosen.options or (STANDIN_WAYS if chosen.standin else CPU_WAYS)
         plain = suite.outcomes(None, names)
         print(f"plain: {counts(plain)}", flush=True)
         short = [name for name in names if plain[name][0] != "too long"]
         outcomes = {"plain": plain}
         for options in ways:
-            way = outcomes[f"run {options}"] = suite.outcomes(options, short)
+            way = outcomes[f"run {options}"] = suite.outcomes(options, short, plain)
             found = differing(plain, way)
             print(f"mempool run {options}: {counts(way)}; {len(found)} differ", flush=True)
             for name, why in found.items():
