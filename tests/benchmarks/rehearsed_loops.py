@@ -10,22 +10,17 @@ the second the outcome if the allocator may hold so many times the peak live byt
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+import on_standin
+from on_standin import in_child
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-from mempool.hardware.gpu_memory import card
-from mempool.rehearsal import Machine, standin
-
 GIB = 1 << 30
-PATIENCE = 900  #: seconds after which a run is given up
 LOOPS = ("cnn", "gpt", "lengths")
 WAYS = ("native", "expandable", "mempool", "growing")
 LIMITED = ("lengths",)  #: loops that were run within a limit on the H100
@@ -47,29 +42,14 @@ MEASURED = {
 }
 
 
-def run_here(folder: str, way: str, loop: str, limit: int | None) -> dict[str, Any]:
-    """Run one loop in this process, on the libraries in a folder."""
-    standin.load(Path(folder))
+def run(way: str, loop: str, limit: int | None = None) -> dict[str, Any]:
+    """Run one loop in a process of its own; return what `tests/gpu/worker.py` measured, or the error."""
     import worker
 
-    return worker.train(way, loop) if limit is None else worker.within(way, loop, limit)
-
-
-def run(folder: Path, way: str, loop: str, limit: int | None = None) -> dict[str, Any]:
-    """Run one loop in a process of its own; return what `tests/gpu/worker.py` measured, or the error."""
-    settings = Machine(card("H100")).settings(standin.find_installation())
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", json.dumps([str(folder), way, loop, limit])],
-        env=os.environ | {standin.SETTINGS: settings},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    with contextlib.suppress(IndexError, ValueError):
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result
-    return {"error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
+    try:
+        return in_child(*((worker.train, way, loop) if limit is None else (worker.within, way, loop, limit)))
+    except SystemExit as error:
+        return {"error": str(error).strip().splitlines()[-1]}
 
 
 def free_row(loop: str, way: str, made: dict[str, Any]) -> list[str]:
@@ -103,29 +83,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=LOOPS, default=LOOPS)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.one is not None:
-        print(json.dumps(run_here(*json.loads(chosen.one))))
-        return
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        standin.write_libraries(folder, standin.find_installation())
+    with on_standin.loaded():
+        import torch  # noqa: F401 - for all children
+
+        import mempool.torch  # noqa: F401
+
         header = ["loop", "allocator", "live", "reserved", "most", "H100: reserved", "most", "difference"]
         print_row(header)
         print_row(["---"] * len(header))
         for loop in chosen.only:
             for way in chosen.ways:
-                results[f"{loop} {way}"] = made = run(folder, way, loop)
+                results[f"{loop} {way}"] = made = run(way, loop)
                 print_row(free_row(loop, way, made))
         for loop in filter(chosen.only.__contains__, LIMITED):
-            live = run(folder, "native", loop, 0)["live_bytes"]
+            live = run("native", loop, 0)["live_bytes"]
             print(f"\n{loop}, {live / GIB:.2f} GiB live at most\n")
             print_row(["allocator", *(f"{share:g} times" for share in SHARES)])
             print_row(["---"] * (1 + len(SHARES)))
             for way in chosen.ways:
-                runs = {share: run(folder, way, loop, int(share * live)) for share in SHARES}
+                runs = {share: run(way, loop, int(share * live)) for share in SHARES}
                 results |= {f"{loop} {way} {share:g}": made for share, made in runs.items()}
                 print_row([way, *map(limited_cell, runs.values())])
     if chosen.json is not None:

@@ -11,19 +11,13 @@ on CUDA the clock's.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import hashlib
 import json
 import os
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import own_process
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,23 +41,7 @@ STEPS, TIMED = 9, 6
 
 def models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
     """Constructor and batch of each model."""
-    from models import GPT, ResNet, UNet
-
-    if device == "cpu":
-        return {
-            "ResNet-18": (ResNet, 48),
-            "U-Net": (UNet, 48),
-            "GPT": (lambda: GPT(192, 4), 24),
-            "attention": (_attention, 64),
-        }
-
-    class Long(GPT):
-        words, length = 50304, 1024
-
-    class Large(ResNet):
-        side = 128
-
-    return {"ResNet-18": (lambda: Large(64), 256), "GPT-2": (lambda: Long(768, 12), 16)}
+    return own_process.models(device) | ({"attention": (_attention, 64)} if device == "cpu" else {})
 
 
 def _attention() -> Model:
@@ -206,7 +184,7 @@ def train(way: str, name: str, device: str, limit: int | None, inner: str) -> di
     told = {
         "seconds": min(seconds[-TIMED:]),
         "peak_bytes": max(peaks[-TIMED:]),
-        "losses": hashlib.sha256(repr(losses).encode()).hexdigest()[:16],
+        "losses": own_process.digest(losses),
     }
     if pool is not None:
         pool.close()
@@ -230,41 +208,21 @@ def _peak(pool: Any) -> int:
     return int(torch.cuda.max_memory_allocated() if pool is None else pool.client.stats()["live"]["peak"])
 
 
-def compare(name: str, device: str, inner: str = "eager") -> dict[str, dict[str, Any]]:
-    """All ways of one model; the table is printed as it grows."""
-    own_process.print_head(name)
-    rows: dict[str, dict[str, Any]] = {}
-
-    def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = own_process.told(__file__, way, name, device, limit, inner)
-        own_process.print_row(rows, label, limit)
-
-    peers = PEERS_OF[inner]
-    for way in peers:
-        measure(way, way)
-    for way in peers[2:]:
-        if "error" not in rows[way]:
-            measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
-    return rows
-
-
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Compare; the rows of each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    """Compare."""
+    parser = own_process.parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--inner", choices=list(PEERS_OF), default="eager")
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(train(*json.loads(chosen.one))))
-        return {}
-    names = chosen.only or models(chosen.device)
-    results = {name: compare(name, chosen.device, chosen.inner) for name in names}
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
-    return results
+        return
+    peers = PEERS_OF[chosen.inner]
+    results = {
+        name: own_process.compare(__file__, name, chosen.device, chosen.inner, peers=peers, matched=peers[2:])
+        for name in chosen.only or models(chosen.device)
+    }
+    own_process.write(results, chosen.json)
 
 
 if __name__ == "__main__":

@@ -10,50 +10,16 @@ on CUDA the clock's.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import hashlib
 import json
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import own_process
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from models import Model
 
 PEERS = ("plain", "save_on_cpu", "offload", "checkpoint")
 SHARES = (0.7, 0.5, 0.35)
 STEPS, TIMED = 8, 4
-
-
-def _models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
-    """What makes each, and its batch."""
-    from models import GPT, ResNet, UNet
-
-    if device == "cpu":
-        return {
-            "ResNet-18": (ResNet, 48),
-            "U-Net": (UNet, 48),
-            "GPT": (lambda: GPT(192, 4), 24),
-        }
-
-    class Long(GPT):
-        words, length = 50304, 1024
-
-    class Large(ResNet):
-        side = 128
-
-    return {
-        "ResNet-18": (lambda: Large(64), 256),
-        "GPT-2": (lambda: Long(768, 12), 16),
-    }
 
 
 def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]:
@@ -67,7 +33,7 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
     torch.use_deterministic_algorithms(True)
     pool = mempool.torch.install(device=device, background=False, **({"limit": limit} if limit else {}))
     torch.manual_seed(0)
-    make, size = _models(device)[name]
+    make, size = own_process.models(device)[name]
     model = make().to(device)
     model.checkpointing = way == "checkpoint"
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
@@ -99,48 +65,29 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
         "seconds": min(seconds[-TIMED:]),
         "peak_bytes": max(peaks[-TIMED:]),
         "highest_bytes": max(peaks),
-        "losses": hashlib.sha256(repr(losses).encode()).hexdigest()[:16],
+        "losses": own_process.digest(losses),
         "reserved_bytes": pool.report().to_dict()["reserved_bytes"],
     }
     pool.close()
     return told
 
 
-def compare(name: str, device: str, *, beside: bool = True) -> dict[str, dict[str, Any]]:
-    """All ways of one model, ours `beside` each peer too; the table is printed as it grows."""
-    own_process.print_head(name)
-    rows: dict[str, dict[str, Any]] = {}
-
-    def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = own_process.told(__file__, way, name, device, limit)
-        own_process.print_row(rows, label, limit)
-
-    for way in PEERS:
-        measure(way, way)
-    for way in PEERS[1:]:
-        if beside and "error" not in rows[way]:
-            measure(f"ours, in the peak of {way}", "ours", rows[way]["peak_bytes"])
-    for share in SHARES:
-        measure(f"ours, {share:.0%}", "ours", int(share * rows["plain"]["peak_bytes"]))
-    return rows
-
-
 def main(device: str, arguments: list[str] | None = None) -> dict[str, Any]:
     """Compare on this kind of device; the rows of each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--json", type=Path)
+    parser = own_process.parser(__doc__)
     parser.add_argument("--shares-only", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.one:
         print(json.dumps(train(*json.loads(chosen.one))))
         return {}
-    beside = not chosen.shares_only
-    results = {name: compare(name, device, beside=beside) for name in chosen.only or _models(device)}
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(results, indent=1) + "\n")
-    return results
+    runs: dict[str, Any] = {
+        "peers": PEERS,
+        "matched": () if chosen.shares_only else PEERS[1:],
+        "shares": SHARES,
+    }
+    names = chosen.only or own_process.models(device)
+    results = {name: own_process.compare(__file__, name, device, **runs) for name in names}
+    return own_process.write(results, chosen.json)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import rounds
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 
 import build
 

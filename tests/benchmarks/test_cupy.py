@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import sys
 import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "native"))
 
 import build
 

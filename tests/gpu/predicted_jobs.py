@@ -1,166 +1,87 @@
-"""What is predicted and then trained: models of PyTorch alone, and some of transformers."""
+"""Models whose steps are predicted and then trained: of PyTorch alone, and some of transformers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from workloads import Network, Transformer
 
-    from mempool.torch.estimate import Job
-
-
-def _pictures(side: int) -> Callable[[int], Any]:
-    import torch
-
-    return lambda batch: ((torch.zeros(batch, 3, side, side),), {})
-
-
-def _labels(*shape: int) -> Callable[[int], Any]:
-    import torch
-
-    return lambda batch: torch.zeros(batch, *shape, dtype=torch.long)
+from mempool.torch.estimate import Job
+from mempool.torch.estimate.sources.transformers_models import model_inputs, transformers_model
 
 
 def _entropy(output: Any, labels: Any) -> Any:
-    from torch.nn.functional import cross_entropy
-
     return cross_entropy(output.float().flatten(0, -2), labels.flatten())
 
 
-def _job(model: Callable[[], Any], inputs: Callable[[int], Any], batch: int, **more: Any) -> Job:
-    import torch
+def _job(model: Callable[[], Any], batch: int, shape: tuple[int, ...], **more: Any) -> Job:
+    """Return the job of a model that takes one tensor; with ``classes``, of cross entropy.
 
-    from mempool.torch.estimate import Job
-
-    return Job(model, inputs, batch, **{"optimizer": torch.optim.AdamW, **more})
-
-
-def _cnn() -> Job:
-    from workloads import Network
-
-    return _job(Network, _pictures(64), 256, loss=_entropy, labels=_labels())
-
-
-def _mlp() -> Job:
-    import torch
-    from torch import nn
-
-    def model() -> nn.Module:
-        inner = [layer for _ in range(8) for layer in (nn.Linear(4096, 4096), nn.GELU(), nn.Dropout(0.1))]
-        return nn.Sequential(*inner, nn.Linear(4096, 1000))
-
-    inputs = lambda batch: ((torch.zeros(batch, 4096),), {})  # noqa: E731
-    return _job(model, inputs, 4096, loss=_entropy, labels=_labels())
+    Args:
+        model: makes the model.
+        batch: samples.
+        shape: of a sample.
+        more: attributes of the job, ``words`` for an input of words, and the shape of the ``classes``.
+    """
+    dtype = torch.long if more.pop("words", False) else torch.float
+    given: dict[str, Any] = {"optimizer": torch.optim.AdamW}
+    if (classes := more.pop("classes", None)) is not None:
+        given |= {"loss": _entropy, "labels": lambda size: torch.zeros(size, *classes, dtype=torch.long)}
+    return Job(model, lambda size: ((torch.zeros(size, *shape, dtype=dtype),), {}), batch, **given | more)
 
 
-def _gpt(batch: int = 8, **more: Any) -> Job:
-    import torch
-    from workloads import Transformer
-
-    inputs = lambda batch: ((torch.zeros(batch, 1024, dtype=torch.long),), {})  # noqa: E731
-    given = {"loss": _entropy, "labels": _labels(1024), **more}
-    return _job(lambda: Transformer(12), inputs, batch, **given)
+def _mlp() -> nn.Module:
+    inner = [layer for _ in range(8) for layer in (nn.Linear(4096, 4096), nn.GELU(), nn.Dropout(0.1))]
+    return nn.Sequential(*inner, nn.Linear(4096, 1000))
 
 
-def _lstm() -> Job:
-    import torch
-    from torch import nn
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(512, 1024, 3, batch_first=True, dropout=0.1)
+        self.classes = nn.Linear(1024, 1000)
 
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.LSTM(512, 1024, 3, batch_first=True, dropout=0.1)
-            self.classes = nn.Linear(1024, 1000)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.classes(self.layers(x)[0])
-            return result
-
-    inputs = lambda batch: ((torch.zeros(batch, 128, 512),), {})  # noqa: E731
-    return _job(Last, inputs, 64, loss=_entropy, labels=_labels(128))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.classes(self.layers(x)[0])
+        return result
 
 
-def _encoder() -> Job:
-    import torch
-    from torch import nn
-
-    def model() -> nn.Module:
-        return nn.TransformerEncoder(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True), 6)
-
-    inputs = lambda batch: ((torch.zeros(batch, 512, 1024),), {})  # noqa: E731
-    return _job(model, inputs, 16, loss=lambda output: output.float().sum(), autocast=torch.float16)
+def _encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True), 6)
 
 
-def _family(name: str, batch: int, **more: Any) -> Job:
-    from mempool.torch.estimate import Job
-
-    found = {"gpt2": _gpt2, "llama": _llama, "vit": _vit}[name]()
-    import torch
-
-    given: dict[str, Any] = {"optimizer": torch.optim.AdamW, **more}
-    return Job(*found, batch, **given)
+def _gpt(batch: int, **more: Any) -> Job:
+    return _job(lambda: Transformer(12), batch, (1024,), words=True, **more)
 
 
-def _words(length: int) -> Callable[[int], Any]:
-    import torch
+def _family(name: str, batch: int, seq: int | None, settings: dict[str, Any], **more: Any) -> Job:
+    import transformers  # noqa: F401 - without which the job is left out
 
-    def inputs(batch: int) -> Any:
-        words = torch.zeros(batch, length, dtype=torch.long)
-        return (), {"input_ids": words, "labels": words}
-
-    return inputs
+    found = transformers_model(name, settings)
+    inputs = functools.partial(model_inputs, found, seq=seq, image=None, labels=True)
+    return Job(found.model, lambda size: ((), inputs(size)), batch, optimizer=torch.optim.AdamW, **more)
 
 
-def _gpt2() -> tuple[Any, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return lambda: GPT2LMHeadModel(GPT2Config()), _words(1024)
-
-
-def _llama() -> tuple[Any, Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {
-        "hidden_size": 2048,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "intermediate_size": 5504,
-    }
-    return lambda: LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=4, use_cache=False)), _words(
-        2048
-    )
-
-
-def _vit() -> tuple[Any, Any]:
-    import torch
-    from transformers import ViTConfig, ViTForImageClassification
-
-    def inputs(batch: int) -> Any:
-        labels = torch.zeros(batch, dtype=torch.long)
-        return (), {"pixel_values": torch.zeros(batch, 3, 224, 224), "labels": labels}
-
-    return lambda: ViTForImageClassification(ViTConfig()), inputs
-
-
-def _lower(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
-
+_LLAMA = {"hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16, "intermediate_size": 5504}
+_LLAMA |= {"num_key_value_heads": 4, "use_cache": False}
 
 JOBS: dict[str, Callable[[], Job]] = {
-    "cnn": _cnn,
-    "mlp": _mlp,
-    "lstm": _lstm,
-    "gpt": _gpt,
-    "gpt-autocast": lambda: _gpt(16, autocast=_lower("bfloat16")),
-    "gpt-bfloat16": lambda: _gpt(16, dtype=_lower("bfloat16")),
-    "encoder-float16": _encoder,
-    "gpt-inference": lambda: _gpt(16, mode="inference", optimizer=None, loss=None, labels=None),
-    "hf-gpt2": lambda: _family("gpt2", 4),
-    "hf-llama-bfloat16": lambda: _family("llama", 2, dtype=_lower("bfloat16")),
-    "hf-vit": lambda: _family("vit", 32, autocast=_lower("bfloat16")),
+    "cnn": lambda: _job(Network, 256, (3, 64, 64), classes=()),
+    "mlp": lambda: _job(_mlp, 4096, (4096,), classes=()),
+    "lstm": lambda: _job(_Recurrent, 64, (128, 512), classes=(128,)),
+    "gpt": lambda: _gpt(8, classes=(1024,)),
+    "gpt-autocast": lambda: _gpt(16, classes=(1024,), autocast=torch.bfloat16),
+    "gpt-bfloat16": lambda: _gpt(16, classes=(1024,), dtype=torch.bfloat16),
+    "encoder-float16": lambda: _job(
+        _encoder, 16, (512, 1024), loss=lambda output: output.float().sum(), autocast=torch.float16
+    ),
+    "gpt-inference": lambda: _gpt(16, mode="inference", optimizer=None, hold_output=True),
+    "hf-gpt2": lambda: _family("gpt2", 4, 1024, {}),
+    "hf-llama-bfloat16": lambda: _family("llama", 2, 2048, _LLAMA, dtype=torch.bfloat16),
+    "hf-vit": lambda: _family("vit", 32, None, {}, autocast=torch.bfloat16),
 }
-#: Batches with which the CPU takes seconds, to see that the programs run.
-SMALL = {"cnn": 2, "mlp": 4, "lstm": 2, "encoder-float16": 1}

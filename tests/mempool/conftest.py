@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +11,11 @@ import pytest
 from fake_cuda import FakeCuda
 from pools import simulated
 
+import build
 from mempool import Pool, _core
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "native"))
-
-import build  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

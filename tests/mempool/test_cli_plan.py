@@ -200,24 +200,6 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path, cli: Cli) -> None:
         cli.run("check", f"{solver}.plan", "hard.csv")
 
 
-FEW = {
-    "none": ("id,lower,upper,size\n", 0),
-    "one": ("id,lower,upper,size\na,0,5,7\n", 7),
-    "no lifetimes": ("id,lower,upper,size\na,3,3,7\nb,4,4,9\n", 0),
-    "no bytes": ("id,lower,upper,size\na,0,5,0\nb,0,5,0\n", 0),
-    "almost too many bytes": ("id,lower,upper,size\na,0,2,2305843009213693950\nb,0,2,1\n", 2**61 - 1),
-}
-
-
-@pytest.mark.parametrize("content", FEW)
-def test_little_or_nothing_is_planned_and_checked(folder: Path, content: str, cli: Cli) -> None:
-    text, arena = FEW[content]
-    Path("few.csv").write_text(text)
-    planned = cli.answer("plan few.csv -o few.plan")
-    assert (planned["status"], planned["arena_bytes"]) == ("optimal", arena)
-    assert cli.answer("check few.plan few.csv")["ok"] is True
-
-
 def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
     """Events, buffers and the load agree with the trace."""
     trace = Trace.of(

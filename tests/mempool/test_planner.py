@@ -202,29 +202,6 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
         memory.free(address)
 
 
-def test_background_planner_plans_around_kept_buffers() -> None:
-    """Every iteration misses, and each miss calls the planner to the recording."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        kept: list[int] = []
-        until = time.monotonic() + 120
-        number = 0
-        while time.monotonic() < until and pool.planner.plans < 2:
-            pool.step()
-            programs.layers(memory)
-            number += 1
-            if not kept and pool.state == "replaying" and number > 20:
-                kept.extend(memory.allocate(50_000) for _ in range(10))
-            time.sleep(0.002)
-        assert pool.planner.plans == 2
-        run_misses = pool.report().to_dict()["misses"]
-        for _ in range(10):
-            pool.step()
-            programs.layers(memory)
-        assert pool.report().to_dict()["misses"] <= run_misses
-        memory.free_all()
-
-
 #: Of more allocations than the recording holds three times.
 LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import programs
 import pytest
 from instances import flat
-from pools import pattern_of, simulated
+from pools import pattern_of
 
 import solvers
 from mempool import Pool
@@ -114,17 +113,3 @@ def test_refinement_gives_way_to_a_program_off_its_plan(pool: Pool, monkeypatch:
         pool.planner.look()
     assert searched[1:] == [100]
     assert not learner.builder.metadata.hard
-
-
-def test_background_planner_refines_too(hard: Buffers) -> None:
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until = time.monotonic() + 200
-        arenas: list[int] = []
-        while time.monotonic() < until and len(set(arenas)) < 2:
-            pool.step()
-            in_time(memory, hard)
-            time.sleep(0.001)  # a program that is always at work leaves the search hardly a turn
-            if (planned := pool.planned) is not None:
-                arenas.append(planned.plan.arena_bytes)
-        assert min(arenas) == arenas[-1] < arenas[0]

@@ -1,4 +1,4 @@
-"""Three programs that know nothing of the pool: the same results under it, and what it is for."""
+"""Two programs that know nothing of the pool: the same results under it, and what it is for."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-#: The long form trains a network, too: the gate has the tests of `mempool demo` for that.
-PROGRAMS = (
-    pytest.param(("train_convnet.py", 16), marks=pytest.mark.full),
-    ("solve_poisson.py", 512, 260),
-    ("count_cells.py", 220),
-)
-LONG_RUNS = {"train_convnet.py": (40,), "solve_poisson.py": (512, 500), "count_cells.py": (220,)}
+#: `mempool demo` trains a network.
+PROGRAMS = (("solve_poisson.py", 512, 260), ("count_cells.py", 220))
+LONG_RUNS = {"solve_poisson.py": (512, 500), "count_cells.py": (220,)}
 
 
 def run(*command: object) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from mempool.torch.estimate import Job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
+from fit_programs import WithLoss
 from models import MODELS
 
 Size = dict[str, int]
@@ -102,18 +103,6 @@ FAMILIES: dict[str, tuple[Callable[[Size], nn.Module], Callable[[int, Size], dic
 }
 
 
-class Whole(nn.Module):
-    """A model of `models` with its loss."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.model.loss(*batch)
-        return result
-
-
 def _converted(batch: tuple[torch.Tensor, ...], dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
     """Floating inputs in the type of the parameters, as convolutions want them."""
     return tuple(t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in batch)
@@ -133,7 +122,7 @@ def job_of(name: str, size: str = "small", **changes: Any) -> Job:
         return Job(lambda: make(SIZES[size]), lambda batch: ((), inputs(batch, SIZES[size])), **given)
     source = MODELS[name]()
     return Job(
-        lambda: Whole(MODELS[name]()),
+        lambda: WithLoss(MODELS[name]()),
         lambda batch: (_converted(source.batch(0, batch), given.get("dtype")), {}),
         loss=lambda loss: loss,
         **given,

@@ -164,7 +164,6 @@ def mode() -> Iterator[Adversary]:
 @pytest.fixture(scope="session")
 def observer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The library that watches addresses, built."""
-    sys.path.insert(0, str(TESTS / "native"))
     import build
 
     library = tmp_path_factory.mktemp("observer") / "observer.so"

@@ -9,7 +9,6 @@ import json
 import random
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,15 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import models
 import torch
+from around import Around
+from fit_programs import WithLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-import models
-from around import Around
 
 import mempool.torch
 from mempool.errors import UsageError
@@ -38,21 +36,11 @@ from mempool.torch.estimate.options import OPTIONS
 from traces import EventType
 
 
-class Whole(nn.Module):
-    """A model of `models` whose output is its loss."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.model = models.MODELS[name]()
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        return self.model.loss(*batch)
-
-
 def job_of(name: str, **options: Any) -> Job:
-    batches = models.MODELS[name]()
+    make = models.MODELS[name]
     start: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": 4, "device": "cpu"}
-    return Job(model=lambda: Whole(name), inputs=lambda size: (batches.batch(0, size), {}), **start | options)
+    batches = make()
+    return Job(lambda: WithLoss(make()), lambda size: (batches.batch(0, size), {}), **start | options)
 
 
 def mlp(width: int = 32, depth: int = 3) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import mempool.torch
 from mempool.errors import UsageError

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
+from fit_programs import PROGRAMS, Dropping, fit_of, rows
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fit_programs import PROGRAMS, Dropping, fit_of, rows
 
 from mempool.hardware.gpu_memory import CARDS
 from mempool.hardware.gpu_throughput import rates_of

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,10 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from fit_programs import PROGRAMS, Written, fit_of, job_of
+from torch import nn
 
 from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.remedies.changes import Change, applied, ladders

@@ -233,8 +233,8 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
 // Say whether this thread runs operations of the offloading itself from now on, or the program's. Return what was so before.
 MEMPOOL_EXPORT int mempool_interposer_ours(int ours) { return std::exchange(is_ours, ours != 0) ? 1 : 0; }
 
-// Return the number of unseen operations so far that may have written.
-MEMPOOL_EXPORT std::uint64_t mempool_interposer_writes() { return unseen_writes.load(); }
+// Return the address of the number of unseen operations so far that may have written.
+MEMPOOL_EXPORT const std::atomic<std::uint64_t>* mempool_interposer_writes() { return &unseen_writes; }
 
 // Free a storage's memory, and let the storage lie in its host copy meanwhile, where whoever reads it unseen finds the bytes.
 // Return 0 if an unseen operation may be using the memory just now, or may have written since there were `writes` such operations.

@@ -79,7 +79,7 @@ def library() -> ctypes.CDLL:
         "mempool_follower_born": [pointer],
     }.items():
         getattr(loaded, name).argtypes = arguments
-    loaded.mempool_interposer_writes.restype = ctypes.c_uint64
+    loaded.mempool_interposer_writes.restype = ctypes.POINTER(ctypes.c_uint64)
     for name in ("remove", "land", "learn_view", "watch"):
         getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
@@ -120,9 +120,10 @@ def remove(mode: OffloadMode) -> None:
     library().mempool_interposer_remove(id(mode))
 
 
-def unseen_writes() -> int:
-    """Return the number of operations so far that may have written, unseen and without a lend."""
-    return int(library().mempool_interposer_writes())
+def unseen_writes() -> ctypes.c_uint64:
+    """Return the running number of operations that may have written, unseen and without a lend."""
+    count: ctypes.c_uint64 = library().mempool_interposer_writes().contents
+    return count
 
 
 def learn_view(function: Any) -> None:

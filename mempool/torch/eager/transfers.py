@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,9 +60,8 @@ class TransferManager:
         self.min_bytes = OPTIONS.min_storage_bytes
         self.holds_all = False
         self.captures = 0
-        self._writes = interposer.unseen_writes()
-        #: On a CPU nothing here is an operation of PyTorch.
-        self._own = interposer.own_operations if engine.streams else contextlib.nullcontext
+        self._unseen_writes = interposer.unseen_writes()
+        self._writes = self._unseen_writes.value
 
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
@@ -73,9 +71,8 @@ class TransferManager:
                 return
             self._free_copy(record)
             try:
-                with self._own():
-                    data = self._engine.bytes_of(record())
-                    record.copy, record.transfer = self._engine.offload(data, at)
+                data = self._engine.bytes_of(record())
+                record.copy, record.transfer = self._engine.offload(data, at)
             except HostFullError as error:
                 self._note_full_host(error)
                 return
@@ -105,7 +102,7 @@ class TransferManager:
 
     def _forget_stale_copies(self) -> None:
         """Count all host copies as stale after an operation that nobody saw and that may have written."""
-        if (writes := interposer.unseen_writes()) != self._writes:
+        if (writes := self._unseen_writes.value) != self._writes:
             for record in list(self._storages.records.values()):
                 if record.state in (RESIDENT, OFFLOADING):
                     record.has_valid_copy = False
@@ -160,7 +157,7 @@ class TransferManager:
                 return
             self._engine.check_reload()  # before memory is taken, during a capture from the graph
             # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
-            with self._own(), self._engine.on(record.stream):
+            with self._engine.on(record.stream):
                 record.landing = interposer.landing_for(storage, record.size)
                 bytes_ = self._engine.bytes_of(record.landing)
                 record.transfer = self._engine.reload(record.copy, bytes_)

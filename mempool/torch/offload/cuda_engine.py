@@ -119,6 +119,7 @@ class CudaEngine:
         self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
         self._lock = threading.RLock()
         self._streams: dict[Any, None] = {}  # the program's streams, in the order of first use
+        self._latest: Any = None  # one of them: the stream seen last, while no graph is captured
         self._in_flight: tuple[deque[CudaTransfer], ...] = (deque(), deque())
         self._dropped: list[ArenaCopy] = []
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
@@ -149,12 +150,15 @@ class CudaEngine:
         """Return the program's stream; a new stream first waits for all work so far."""
         self._initialize()
         stream = self._runtime.current()
+        if stream is self._latest:
+            return stream
         if self._captures:
             self._leave_captured_streams()
         if stream not in self._streams and not self._runtime.capturing():
             for other in (self._out, self._in, *self._streams):
                 self._runtime.order(stream, self._runtime.event(other))
             self._streams[stream] = None
+        self._latest = stream if stream in self._streams and not self._captures else None
         return stream
 
     def _leave_captured_streams(self) -> None:
@@ -188,6 +192,7 @@ class CudaEngine:
                     self._runtime.order(copies, self._runtime.event(stream))
                 self._streams.pop(self._runtime.current(), None)
             self._captures += 1
+            self._latest = None
 
     def end_capture(self) -> None:
         """See `Engine`."""
@@ -467,7 +472,7 @@ class CudaRuntime:
     def capturing(self, stream: Any = None) -> bool:
         """Return whether the work of a stream, by default the current one, is captured into a graph."""
         if stream is None:
-            return bool(torch.cuda.is_current_stream_capturing())
+            return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.stream(stream):
             return self.capturing()
 
