@@ -182,7 +182,7 @@ def _size(name: str, value: Any, *, least: int) -> int:
     return size
 
 
-def _limit(value: Any) -> int | str:
+def parse_limit(value: Any) -> int | str:
     """Return bytes, or a share such as "80%"."""
     if not (isinstance(value, str) and value.strip().endswith("%")):
         return _size("limit", value, least=1)
@@ -218,7 +218,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "remember": _remember,
     "record": functools.partial(_path, "record"),
     **{name: functools.partial(_size, name, least=1) for name in ("max_reserved", "host_limit")},
-    "limit": _limit,
+    "limit": parse_limit,
     "wait_bytes": wait_price,
     "backend": _backend,
     "memory": _memory,

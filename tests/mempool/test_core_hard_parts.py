@@ -154,25 +154,6 @@ def test_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
     assert kept in core.live
 
 
-def test_larger_plan_waits_for_an_empty_arena_where_growth_is_impossible() -> None:
-    core = Core(page=0)
-    small, large = [MIB, MIB + 512], [MIB, MIB + 512, 3 * MIB]
-    core.client.load(None, pattern(small))
-    core.step()
-    kept = core.allocate(MIB)
-    core.client.install(pattern(large, [0, MIB, 4 * MIB]))
-    for _ in range(2):
-        core.step()
-        assert core.run(small) == 1  # the first is occupied by the kept one
-    assert core.client.state()["replaying"]
-    core.free(kept)
-    for _ in range(6):
-        core.step()
-        core.run(large)
-    core.step()
-    assert core.run(large) == 3
-
-
 def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
     core = Core(page=0, capacity=4 * MIB)
     core.client.load(None, pattern([MIB, MIB + 512]))

@@ -59,6 +59,8 @@ def test_reserved_bytes_of_each_allocator_and_batch_size_equal_pytorch_statistic
         ("16384", "mempool"),
     ]
     reported = [json.loads(line) for line in report.read_text().splitlines()]
+    del reported[3]  # the run within the limit
+    assert [run["within_limit"] is None for run in runs] == [True, True, False, True]
     assert [[run["peak_allocated_bytes"], run["peak_reserved_bytes"]] for run in runs] == reported
     assert [run["fits"] for run in runs] == [True, True, False, False]
     for run in runs:
@@ -76,6 +78,30 @@ def test_reserved_bytes_of_each_allocator_and_batch_size_equal_pytorch_statistic
         assert (run["steps"], run["ended"], run["out_of_memory_in_step"]) == (0, "out of memory", 1)
         assert run["message"].startswith("OutOfMemoryError: ")
     assert "Sequential.0" in [share["module"] for share in runs[0]["modules"]]
+
+
+def test_cost_of_a_relative_limit_is_predicted_by_the_times_of_the_card(cli: Cli) -> None:
+    options = "--card 'RTX 4090' --limit 70%"
+    run = rehearse(cli, options, "loop.py", "--batch_size=16384 --report=report.txt")
+    cost = run["within_limit"]
+    assert cost["planned"]
+    assert 0.65 * run["peak_allocated_bytes"] < cost["limit_bytes"] < 0.75 * run["peak_allocated_bytes"]
+    assert 0 < cost["smallest_limit_bytes"] <= cost["limit_bytes"]
+    assert 0 < cost["host_bytes"] <= cost["moved_bytes"]
+    assert 1e-3 < cost["step_seconds"] < 1  # 155 GFLOP at 82 TFLOPS
+    assert cost["slow_down"] == 1 + cost["added_seconds"] / cost["step_seconds"]
+
+
+def test_cost_of_a_limit_is_predicted_for_a_compiled_program(cli: Cli) -> None:
+    options, program = "--card 'RTX 4090'", "--batch_size=16384 --report=report.txt --compile"
+    cost = rehearse(cli, f"{options} --limit 95%", "loop.py", program)["within_limit"]
+    assert cost["compiled"]
+    assert cost["planned"]
+    assert 0 < cost["smallest_limit_bytes"] <= cost["limit_bytes"]
+    assert 1 <= cost["slow_down"] < 2
+    refused = rehearse(cli, f"{options} --limit 100MiB", "loop.py", program, code=1)["within_limit"]
+    assert not refused["planned"]
+    assert refused["limit_bytes"] == 100 * MIB < refused["smallest_limit_bytes"] <= cost["limit_bytes"]
 
 
 def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:

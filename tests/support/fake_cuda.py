@@ -39,7 +39,6 @@ _ARGUMENTS = {
     "context": "i>p",
     "current": ">p",
     "context_depth": ">i",
-    "exchange_mode": "i>i",
     "mode": ">i",
     "set_current": "p",
     "stream": "pi>p",
@@ -174,9 +173,6 @@ class FakeCuda:
     def mode(self) -> int:
         """The calling thread's mode towards captures."""
         return self._call("mode")
-
-    def exchange_mode(self, mode: int) -> int:
-        return self._call("exchange_mode", mode)
 
     # --- streams
 

@@ -5,43 +5,60 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import random
+import re
 import sys
 import tempfile
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 import mempool.torch
 
-STEPS = 24
+T = TypeVar("T")
+STEPS = 48
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+EXAMPLE = r"```python\n([^`]*\ntrainer = Trainer\([^`]*)```"
 
 
 class Run:
     """A training that keeps the numbers that its logger got, its phases, and a digest of its parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+        self.model = model or torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+        )
         self.data = torch.utils.data.TensorDataset(torch.randn(8 * STEPS, 64))
         self.logged: list[dict[str, Any]] = []
-        self.dynamic: list[int] = []  # allocations outside the plan in each evaluation
+        self.dynamic: list[bool] = []  # for each evaluated batch: all its allocations follow no plan
+        self.evaluating = Counter[str]()  # outcomes of the allocations of all evaluated batches
+
+    def watched(self, forward: Callable[[], T]) -> T:
+        """Return the result of a forward pass; note whether an evaluation's allocations follow no plan."""
+        pool = mempool.torch.installed()
+        before = Counter(pool.client.stats()["outcomes"] if pool else {})
+        result = forward()
+        if pool and not torch.is_grad_enabled():
+            new = Counter(pool.client.stats()["outcomes"]) - before
+            self.evaluating += new
+            self.dynamic.append(new["out_of_iteration"] == new.total() > 0)
+        return result
 
     def evaluated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a loss; note whether its allocations follow no plan."""
-        pool = mempool.torch.installed()
-        before = pool.client.stats()["outcomes"] if pool else {}
-        loss = (self.model(x) - x).square().mean()
-        if pool and not torch.is_grad_enabled():
-            after = pool.client.stats()["outcomes"]
-            new = {key: after[key] - before[key] for key in after}
-            self.dynamic.append(new["out_of_iteration"] == sum(new.values()) > 0)
-        return loss
+        """Return a loss."""
+        return self.watched(lambda: (self.model(x) - x).square().mean())
 
     def said(self, watcher: Any) -> dict[str, Any]:
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in self.model.parameters()))
-        said: dict[str, Any] = {"parameters": digest.hexdigest(), "logged": self.logged}
+        losses = [float(log["loss"]).hex() for log in self.logged if "loss" in log]
+        said = {"parameters": digest.hexdigest(), "losses": losses, "logged": self.logged}
         if watcher is not None:
             pool = watcher.pool
             said |= {"iterations": pool.report().to_dict()["iterations"], "dynamic": self.dynamic}
@@ -51,11 +68,18 @@ class Run:
 
 
 def transformers(*, pooled: bool) -> dict[str, Any]:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    """Train a little BERT on batches of many lengths, with the pool by the lines of the page."""
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     from mempool.torch.integrations.transformers import PoolCallback
 
-    run = Run()
+    outcomes: list[dict[str, int]] = []  # of the allocations of the training, at the end of each step
 
     class Logger(TrainerCallback):
         """As those of TensorBoard and W&B, before the callbacks of the user."""
@@ -63,17 +87,28 @@ def transformers(*, pooled: bool) -> dict[str, Any]:
         def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
             run.logged.append(dict(logs))
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = run.model
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if (pool := mempool.torch.installed()) is not None:
+                pool.plan_now()
+                outcomes.append(Counter(pool.client.stats()["outcomes"]) - run.evaluating)
 
-        def forward(self, x: torch.Tensor, labels: Any = None) -> dict[str, Any]:
-            return {"loss": run.evaluated(x), "out": x.mean(1)}
+    class Model(BertForSequenceClassification):
+        def forward(self, **batch: Any) -> Any:
+            return run.watched(lambda: super(Model, self).forward(**batch))
 
-    def collate(rows: list[Any]) -> dict[str, Any]:
-        return {"x": torch.stack([row[0] for row in rows]), "labels": torch.zeros(len(rows))}
+    def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = torch.nn.utils.rnn.pad_sequence([one["input_ids"] for one in samples], batch_first=True)
+        labels = torch.tensor([one["labels"] for one in samples])
+        return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
 
+    torch.manual_seed(0)
+    chance = random.Random(0)
+    data = [
+        {"input_ids": torch.randint(1, 200, (chance.randint(8, 64),)), "labels": chance.randint(0, 1)}
+        for _ in range(200)
+    ]
+    two = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    run = Run(Model(BertConfig(vocab_size=200, **two)))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
@@ -84,21 +119,31 @@ def transformers(*, pooled: bool) -> dict[str, Any]:
             use_cpu=True,
             save_strategy="no",
             disable_tqdm=True,
-            logging_steps=4,
+            logging_steps=1,
             eval_strategy="steps",
             eval_steps=8,
             per_device_eval_batch_size=32,
             remove_unused_columns=False,
-            logging_strategy="steps",
         )
-        callbacks = [PoolCallback(device="cpu")] if pooled else []
-        trainer = Trainer(Model(), arguments, collate, run.data, run.data, callbacks=[Logger(), *callbacks])
-        trainer.train()
-        if pooled:  # an evaluation that the program asks for begins unseen
-            run.dynamic.append(all(run.dynamic))
-    return run.said(callbacks[0].watcher if pooled else None) | {
-        "history": "mempool/steps" in trainer.state.log_history[0]
-    }
+        init = Trainer.__init__
+
+        def with_logger(self: Trainer, *args: Any, callbacks: Any = (), **options: Any) -> None:
+            init(self, *args, callbacks=[Logger(), *callbacks], eval_dataset=data[:64], **options)
+
+        Trainer.__init__ = with_logger
+        given = {"model": run.model, "arguments": arguments, "data": data, "collate": collate}
+        if pooled:
+            mempool.torch.install = functools.partial(mempool.torch.install, device="cpu", background=False)
+            (code,) = re.findall(EXAMPLE, PAGE.read_text())
+            exec(code, given)
+            trainer = given["trainer"]
+        else:
+            trainer = Trainer(run.model, arguments, collate, data)
+            trainer.train()
+        Trainer.__init__ = init
+    watchers = [one.watcher for one in trainer.callback_handler.callbacks if isinstance(one, PoolCallback)]
+    history = "mempool/steps" in trainer.state.log_history[0]
+    return run.said(next(iter(watchers), None)) | {"history": history, "outcomes": outcomes}
 
 
 def lightning(*, pooled: bool) -> dict[str, Any]:

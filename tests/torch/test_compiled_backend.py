@@ -18,7 +18,7 @@ from training import MODELS, Setup, run
 
 import mempool.torch.compiled
 from mempool.errors import UsageError
-from mempool.torch.compiled.options import Options, parse_options
+from mempool.torch.compiled.options import UNDECIDED, Options, parse_options
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
 from solvers.swap import Link
@@ -45,6 +45,7 @@ def test_valid_options_are_parsed() -> None:
     assert made.limit == 8 << 30
     assert parse_options({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
     assert parse_options({"limit": np.int64(12)}).limit == 12
+    assert parse_options({"limit": "80%"}) == Options(limit=UNDECIDED, share=0.8)
     assert isinstance(made.link, Link)
     assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
     assert parse_options(None) == Options()
@@ -55,6 +56,8 @@ def test_valid_options_are_parsed() -> None:
     [
         ({"limits": 1}, "has no option 'limits'"),
         ({"limit": "much"}, "'much' is not a size"),
+        ({"limit": "101%"}, "limit is '101%', not between 0% and 100%"),
+        ({"limit": "5", "share": 0.5}, "has no option 'share'"),
         ({"limit": 0}, "more than 0 bytes"),
         ({"limit": -5}, "more than 0 bytes"),
         ({"limit": True}, "no size in bytes"),

@@ -6,6 +6,8 @@ import gc
 import json
 import re
 import time
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +29,7 @@ from mempool.torch.compiled.records import CompiledGraph, RunStart
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS, SharedLimit
+from solvers.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -238,7 +241,7 @@ class Wide(nn.Module):
         return (z @ self.v).sin()
 
 
-def run(make: type[nn.Module], inner: str, limit: int, **options: Any) -> None:
+def run(make: type[nn.Module], inner: str, limit: int | str, **options: Any) -> None:
     """One step."""
     torch.manual_seed(0)
     step = compiled(make(), {"inner": inner, "limit": limit, "link": "pcie3", **options})
@@ -249,8 +252,27 @@ def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> st
     """Return the error for an infeasible limit."""
     with pytest.raises(BackendCompilerFailed, match="no step fits") as refused:
         run(make, inner, limit, **options)
-    assert re.search(r'; try limit="[\d.]+[KMG]iB"\n', str(refused.value))
+    assert isinstance(refused.value, PlanError)
+    assert re.fullmatch(r'[^\n]+; try limit="[\d.]+[KMG]iB"', str(refused.value))
+    inside = Path(torch._dynamo.__file__).parent
+    frames = [frame.filename for frame in traceback.extract_tb(refused.value.__traceback__)]
+    assert [Path(file).name for file in frames if Path(file).is_relative_to(inside)] in (
+        [["eval_frame.py"], ["eval_frame.py"] * 2]  # a module's call has a frame of its own
+    )
     return str(refused.value)
+
+
+@pytest.mark.parametrize(("inner", "share"), [("eager", 90), ("inductor", 100)])
+def test_relative_limit_is_a_share_of_the_peak_of_the_largest_graph(inner: str, share: int) -> None:
+    run(Three, inner, 1 << 40)
+    peaks = [part.decision.peak_bytes for part in SHARED_LIMITS[-1].graphs.values()]
+    run(Three, inner, f"{share}%")
+    shared = SHARED_LIMITS[-1]
+    assert shared.relative_bytes == max(peaks) * share // 100
+    for part in shared.graphs.values():
+        assert part.options.limit is not None
+        assert part.decision.peak_bytes <= part.options.limit <= shared.relative_bytes
+        assert inner != "eager" or part.least_limit_bytes <= part.options.limit
 
 
 def least_shared_of(make: type[nn.Module], inner: str, graphs: int) -> int:

@@ -10,7 +10,12 @@ from processes import told_by
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-STEPS = 24
+STEPS = 48
+#: Iterations in which lengths are learned: nothing is planned before some of them have come, and the plan
+#: that serves them all comes when more have.
+LEARNING = 12
+#: Of what is asked for after that. An iteration longer than all before it stands aside, and is planned for.
+HITS = 0.85
 
 
 @pytest.fixture(scope="module", params=["transformers", "lightning", "accelerate"])
@@ -24,7 +29,8 @@ def said(request: pytest.FixtureRequest) -> Any:
 
 
 def test_training_with_a_callback_is_bit_identical(said: Any) -> None:
-    assert said["pooled"]["parameters"] == said["plain"]["parameters"]
+    plain, pooled = said["plain"], said["pooled"]
+    assert (pooled["losses"], pooled["parameters"]) == (plain["losses"], plain["parameters"])
 
 
 def test_callback_ends_an_iteration_with_each_real_step(said: Any) -> None:
@@ -49,3 +55,12 @@ def test_evaluation_follows_no_plan(said: Any) -> None:
 
 def test_history_of_transformers_has_the_numbers_of_the_pool(said: Any) -> None:
     assert said["pooled"].get("history", True)
+
+
+def test_trainer_with_varying_lengths_follows_its_plan(said: Any) -> None:
+    if "outcomes" not in said["pooled"]:
+        pytest.skip("only transformers' batches have many lengths here")
+    assert len(set(said["plain"]["losses"])) > 1
+    counts = said["pooled"]["outcomes"]
+    new = {what: count - counts[LEARNING - 1].get(what, 0) for what, count in counts[-1].items()}
+    assert new["hit"] >= HITS * sum(new.values())

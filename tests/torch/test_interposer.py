@@ -278,3 +278,32 @@ def test_ctrl_c_at_any_time_leaves_values_and_counters_right() -> None:
     finally:
         gc.enable()
         signal.signal(signal.SIGVTALRM, before)
+
+
+def test_write_outside_inference_mode_to_its_first_view_of_a_kind_is_an_error(mode: Adversary) -> None:
+    tensor = offloaded_range(mode).requires_grad_().clone()
+    with torch.inference_mode():
+        view = tensor.unfold(0, 10, 10)
+    with pytest.raises(RuntimeError, match="created in inference mode"):
+        view.add_(1)
+
+
+def test_profile_lacks_the_operations_of_estimates(mode: Adversary) -> None:
+    tensor, counts = offloaded_range(mode), []
+    for _ in range(2):
+        with torch.profiler.profile() as profile:
+            tensor.logaddexp(tensor)
+        counts.append([event.name for event in profile.events()].count("aten::logaddexp"))
+    assert counts[0] == counts[1]
+
+
+class Named(torch.Tensor):
+    """A class of tensors without a constructor of its own."""
+
+
+@pytest.mark.parametrize("arguments", [(), (2, 3), ([1.0, 2.0],)])
+def test_classes_of_tensors_are_called_as_without_a_mode(mode: Adversary, arguments: tuple[Any]) -> None:
+    assert type(Named(*arguments)) is Named
+    named = Named(offloaded_range(mode))
+    assert named.sum().item() == SUM
+    assert named.add(1).sum().item() == SUM + 1000

@@ -47,11 +47,16 @@ def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> Non
     plain = losses([1024] * 8)
     with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
         loop = Loop()
+        assert pool.offloading.cost() is None
         seen = [loop.step() for _ in range(4)]
         pool.client.reset_peaks()
         seen += [loop.step() for _ in range(4)]
         live = pool.client.stats()["live"]["peak"]
-        values = pool.report().to_dict()["swapping"]
+        values, cost = pool.report().to_dict()["swapping"], pool.offloading.cost()
+    assert cost["limit_bytes"] == pool.settings.limit
+    assert cost["planned"] == (cost["smallest_limit_bytes"] <= pool.settings.limit)
+    assert cost["step_seconds"] > 0 < cost["host_bytes"] <= 64 * MIB
+    assert cost["moved_bytes"] >= values["iteration_out_bytes"]
     assert seen == plain
     assert live <= pool.settings.limit
     assert values["limit_bytes"] == pool.settings.limit

@@ -33,6 +33,19 @@ def exported(model: Any, x: Any) -> Any:
     return torch.export.export(model, (x,)).run_decompositions().graph_module.code
 
 
+class Sized(torch.nn.Module):
+    """Make a tensor of a size that an export leaves open."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.zeros(2 * x.shape[0]), x + 1
+
+
+def exported_with_symbols(model: Any, x: Any) -> Any:
+    del model
+    shapes = {"x": {0: torch.export.Dim("rows")}}
+    return torch.export.export(Sized(), (x,), dynamic_shapes=shapes).graph_module.code
+
+
 def made(model: Any, x: Any) -> Any:
     return make_fx(torch.func.functionalize(lambda one: updated(model(one))))(x).code
 
@@ -54,7 +67,9 @@ def functionalized(model: Any, x: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of PyTorch's export
-@pytest.mark.parametrize("trace", [exported, made, traced_fake, trained, functionalized])
+@pytest.mark.parametrize(
+    "trace", [exported, exported_with_symbols, made, traced_fake, trained, functionalized]
+)
 def test_trace_within_a_limit_equals_the_trace_without(trace: Callable[[Any, Any], Any]) -> None:
     def outcome(mode: Any) -> Any:
         torch.manual_seed(0)

@@ -200,12 +200,6 @@ def test_progress_rises_to_the_end_of_the_file(write: Callable[[Path], None], tm
     assert len(set(done)) > 1
 
 
-def test_unknown_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("nothing of ours")
-    with pytest.raises(TraceError, match="neither a trace"):
-        read(tmp_path / "text")
-
-
 def test_registered_format_is_recognised_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader of five lines and one line of the registry are a format."""
 

@@ -53,7 +53,7 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
             machine=Machine(gpu),
             allocators=tuple(_ALLOCATORS[name] for name in allocators),
             vary=None,
-            limit_bytes=None,
+            limit=None,
             options=options | {"ranks": request.job.get("processes", 1)},
             quiet=json,
         ),

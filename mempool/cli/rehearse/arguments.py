@@ -29,7 +29,7 @@ class Request:
         machine: the devices.
         allocators: names, one run each.
         vary: name of a varied argument and its values, or None.
-        limit_bytes: most bytes that PyTorch's allocator may hold, or None.
+        limit: most bytes of memory, or a share of the first iteration's peak, such as "80%"; None: no limit.
         options: fields of `mempool.rehearsal.Job` that all runs share.
         quiet: show the program's output only where it fails.
     """
@@ -38,9 +38,14 @@ class Request:
     machine: Machine
     allocators: tuple[str, ...]
     vary: tuple[str, tuple[str, ...]] | None
-    limit_bytes: int | None
+    limit: int | str | None
     options: dict[str, Any]
     quiet: bool
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Return the most bytes that PyTorch's allocator may hold, or None."""
+        return self.limit if isinstance(self.limit, int) else None
 
     @property
     def several(self) -> bool:
@@ -83,7 +88,6 @@ def parse_request(given: dict[str, Any]) -> Request:
     if given["plan"] is not None and not given["plan"].is_file():
         raise Stop(ExitCode.FILE, f"{given['plan']}: No such file or directory")
     from mempool.hardware.gpu_memory import card
-    from mempool.units import parse_memory
 
     machine = Machine(parsed("--card", card, given["card"]), devices=given["devices"], values=given["values"])
     plan = given["plan"]
@@ -92,11 +96,23 @@ def parse_request(given: dict[str, Any]) -> Request:
         machine=machine,
         allocators=allocators,
         vary=vary,
-        limit_bytes=parsed("--limit", parse_memory, given["limit"]),
+        limit=parsed("--limit", parse_share_or_memory, given["limit"]),
         options={name: given[name] for name in OF_ALL_RUNS}
         | {"plan": None if plan is None else str(plan.absolute())},
         quiet=given["quiet"] or given["json"],
     )
+
+
+def parse_share_or_memory(text: str) -> int | str:
+    """Return the bytes of "12GiB", or a share such as "80%".
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    from mempool.settings import parse_limit
+    from mempool.units import parse_memory
+
+    return parse_limit(text) if text.strip().endswith("%") else parse_memory(text)
 
 
 def parse_variation(text: str) -> tuple[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import typer
 from mempool.cli.fit.command import complete_cards
 from mempool.cli.output import ExitCode, Stop, error_line, print_json
 from mempool.cli.output_files import write_obstacle
-from mempool.cli.run.command import check_files
+from mempool.cli.run.command import check_files, refuse_space
 from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def rehearse(
     devices: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="GPUs of the machine.")] = 1,
     limit: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Most memory that PyTorch's allocator may hold: 24GiB."),
+        typer.Option(
+            metavar="SIZE|PERCENT",
+            help="Most memory that PyTorch's allocator may hold: 24GiB; and what offloading costs.",
+        ),
     ] = None,
     allocator: Annotated[
         str,
@@ -149,6 +152,7 @@ def rehearse(
     """
     from mempool.cli.rehearse.arguments import parse_request
 
+    refuse_space("--limit", limit, program)
     rehearse_request(parse_request(locals()), trace, json=json)
 
 

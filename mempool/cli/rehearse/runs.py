@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mempool.cli.output import progress
 from mempool.rehearsal import Job
+from mempool.rehearsal.job import PYTORCH_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
     from mempool.rehearsal import Outcome, Stage
+
+
+#: Optimizer steps after which the second schedule is followed, which knows the optimizer's state.
+_PLANNED_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,14 @@ class Run:
         value: value of the varied argument, or None.
         outcome: the measured memory.
         history: file of PyTorch's history of allocations, or None.
+        within_limit: a run of the pool that offloads tensors within the limit, where PyTorch's allocator
+            exceeds the limit; else None.
     """
 
     value: str | None
     outcome: Outcome
     history: Path | None
+    within_limit: Outcome | None = None
 
     @functools.cached_property
     def recording(self) -> InputFile | None:
@@ -72,8 +81,37 @@ def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
                 **request.options,
             )
             label = " ".join(filter(None, (allocator, value)))
-            yield Run(value, _run(stage, job, request, label), _existing(folder / "history.pickle"))
+            outcome, history = _run(stage, job, request, label), _existing(folder / "history.pickle")
+            within = None
+            if allocator == request.allocators[0] and _exceeds_limit(request, outcome):
+                within = _run_within_limit(stage, job, request, label, compiled=outcome.compiles)
+            yield Run(value, outcome, history, within)
             first = False
+
+
+def _exceeds_limit(request: Request, outcome: Outcome) -> bool:
+    if outcome.failed or outcome.allocator not in PYTORCH_SETTINGS:
+        return False
+    return isinstance(request.limit, str) or (
+        request.limit is not None and outcome.out_of_memory_in_step is not None
+    )
+
+
+def _run_within_limit(stage: Stage, job: Job, request: Request, label: str, *, compiled: bool) -> Outcome:
+    """Run a job again within the limit: compiled, or on a pool until a schedule is followed."""
+    within = dataclasses.replace(
+        job,
+        folder=str(stage.new_folder()),
+        allocator=job.allocator if compiled else "mempool",
+        steps=max(job.steps, _PLANNED_STEPS),
+        limit_bytes=None,
+        offload_limit=request.limit,
+        compiled=compiled,
+        card=None if request.machine.card is None else request.machine.card.name,
+        history=False,
+        plan=None,
+    )
+    return _run(stage, within, request, f"{label} within the limit")
 
 
 def _run(stage: Stage, job: Job, request: Request, label: str) -> Outcome:

@@ -146,12 +146,11 @@ def run(
     """
     if accesses and record is None:
         raise typer.BadParameter("--accesses needs --record TRACE")
-    from mempool.units import is_unit, parse_memory
+    from mempool.units import parse_memory
 
     sizes = (("--max-reserved", max_reserved), ("--limit", limit))
     for option, size in sizes:
-        if size is not None and size.isdigit() and is_unit(program[0]) and not launch.exists(program[0]):
-            raise typer.BadParameter(f"a size has no space here: say {option} {size}{program[0]}")
+        refuse_space(option, size, program)
     _check_program(program)
     for option, size in sizes:
         if not (option == "--limit" and size is not None and size.endswith("%")):
@@ -265,3 +264,15 @@ def _settings(**given: Any) -> Settings:
         return chosen
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def refuse_space(option: str, size: str | None, program: Sequence[str]) -> None:
+    """Refuse a size such as 12 GB, whose unit the command line takes for the program.
+
+    Raises:
+        typer.BadParameter: the program is a unit, and no file.
+    """
+    from mempool.units import is_unit
+
+    if size is not None and size.isdigit() and is_unit(program[0]) and not launch.exists(program[0]):
+        raise typer.BadParameter(f"a size has no space here: say {option} {size}{program[0]}")

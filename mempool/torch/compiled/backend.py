@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mempool.errors import UsageError
 from mempool.torch.compiled.options import parse_options
 
 if TYPE_CHECKING:
@@ -48,13 +49,17 @@ def mempool(
         graph_inputs,
         guard_dynamic_sizes,
         reachable_modules,
+        refusal,
         warn_before_recompile_limit,
     )
     from mempool.torch.compiled.partition import Partition
     from mempool.torch.compiled.shared_limit import shared_limit_of
     from solvers.errors import PlanError
 
-    chosen = parse_options(options, mode)
+    try:
+        chosen = parse_options(options, mode)
+    except UsageError as error:
+        raise refusal(error) from None
     shared_limit, given = shared_limit_of(options), graph_inputs(graph, inputs)
     observer, live_memory = shared_limit.observer, shared_limit.observer.live_memory
     live_memory.register(reachable_modules(), given)
@@ -68,7 +73,7 @@ def mempool(
     try:
         run = compile_with(graph, inputs, partition)
     except PlanError as error:
-        raise error.with_traceback(None) from None  # the frames of PyTorch's tracing explain nothing
+        raise refusal(error) from None
     if chosen.limit is not None and (compiled := partition.guard.compiled) is not None:
         warn_before_recompile_limit()
         guard_dynamic_sizes(inputs, compiled)

@@ -155,12 +155,17 @@ class MeasuredCosts:
             torch.set_rng_state(state)
 
     def _once(self, operation: Any, args: Any, kwargs: Any) -> float:
-        runs: deque[Any] = deque()
-        run = _timed_on_gpu if torch.device(self.device).type == "cuda" else _timed
-        run(lambda _: operation(*args, **kwargs), runs)([])
-        if not isinstance(runs[0], float):
-            runs[0][1].synchronize()
-        return _seconds(runs[0]) or 0.0
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize(self.device)
+            runs: deque[Any] = deque()
+            _timed_on_gpu(lambda _: operation(*args, **kwargs), runs)([])
+            torch.cuda.synchronize(self.device)
+            return _seconds(runs[0]) or 0.0
+        begin = time.perf_counter()
+        result = operation(*args, **kwargs)
+        spent = time.perf_counter() - begin
+        del result
+        return spent
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.device):

@@ -10,12 +10,13 @@ import sys
 import warnings
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import CompileContext
 
@@ -166,6 +167,28 @@ def _returns(frame: FrameType) -> bool:
         if instruction.offset > frame.f_lasti
     )
     return next(following).opname == "RETURN_VALUE"
+
+
+class _Refusal(BackendCompilerFailed):
+    """Error of a backend that Dynamo passes on as it is, without its own frames and advice."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("mempool", error, None)
+        self.__dict__.update(vars(error))
+
+    def remove_dynamo_frames(self) -> Self:
+        """See `BackendCompilerFailed`."""
+        if not config.verbose:
+            self.args = (str(self.inner_exception),)
+            self.with_traceback(None)
+        return self
+
+
+def refusal(error: Exception) -> Exception:
+    """Return an error of the same class, which reaches the program of a compiled function as one line."""
+    kind = type(error)
+    made: type[_Refusal] = type(kind.__name__, (_Refusal, kind), {"__module__": kind.__module__})
+    return made(error)
 
 
 def warn_before_recompile_limit() -> None:

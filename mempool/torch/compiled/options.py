@@ -8,10 +8,13 @@ from numbers import Integral
 from typing import Any
 
 from mempool.errors import UsageError
+from mempool.settings import parse_limit
 from mempool.units import parse_bytes
 from solvers.swap.link import Link, parse_link
 
 INNER = ("inductor", "eager")
+#: A limit in bytes that no graph reaches, until the limit is decided.
+UNDECIDED = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Options:
     """Validated options.
 
     Attributes:
-        limit: most bytes of device memory for a step; None: no limit.
+        limit: most bytes of device memory for a step, `UNDECIDED` for a share of the peak; None: no limit.
         inner: the compiler of the graphs: "inductor", or "eager", which runs each operation by itself.
         link: the transfer times of copies; None: measured on this machine when needed.
         host_limit: most bytes of host memory for copies; 0: half of the free memory.
@@ -30,6 +33,7 @@ class Options:
             all.
         exclude: name filters for module paths and operations whose results stay.
         name: name of the model in the report; models with the same name and options share one limit.
+        share: the limit as a share of a graph's peak without a limit, 0 to 1; 0: the limit is in bytes.
     """
 
     limit: int | None = None
@@ -41,6 +45,7 @@ class Options:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     name: str = ""
+    share: float = 0.0
 
     @property
     def rewrites(self) -> bool:
@@ -152,13 +157,15 @@ def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> O
     if not isinstance(given or {}, Mapping):
         raise UsageError(f"options are {given!r}, no dictionary such as {{'limit': '8GiB'}}")
     given = dict(given or {})
-    known = [field.name for field in fields(Options)]
+    known = [field.name for field in fields(Options) if field.name != "share"]
     for name in given:
         if name not in known:
             raise UsageError(f"backend 'mempool' has no option {name!r}; there are {', '.join(known)}")
     values: dict[str, Any] = {
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
     }
+    if isinstance(share := values.get("limit"), str):
+        values |= {"limit": UNDECIDED, "share": float(share.rstrip("%")) / 100}
     if values.keys() >= {"limit", "threshold"}:
         raise UsageError("a limit and a threshold both decide which values are offloaded: give one of them")
     return Options(**values)
@@ -173,6 +180,12 @@ def _bytes(name: str, value: Any) -> int:
     if size < 0 or (size == 0 and name != "beside"):
         raise UsageError(f"{name} is {value!r}: it must be more than 0 bytes")
     return size
+
+
+def _limit(name: str, value: Any) -> int | str:
+    """Return bytes, or a share such as "80%"."""
+    is_share = isinstance(value, str) and value.strip().endswith("%")
+    return parse_limit(value) if is_share else _bytes(name, value)
 
 
 def _inner(_: str, value: Any) -> str:
@@ -212,7 +225,7 @@ def _filters(name: str, value: Any) -> tuple[str, ...]:
 
 
 _CHECKS: dict[str, Any] = {
-    "limit": _bytes,
+    "limit": _limit,
     "inner": _inner,
     "link": _link,
     "host_limit": _bytes,

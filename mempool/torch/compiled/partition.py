@@ -114,7 +114,9 @@ class Partition:
 
     def _rewrite(self, merged: MergedGraph, graph: GraphUnderLimit) -> None:
         """Decide about the merged graph and apply the decision to both graphs."""
-        options, step = self.options, measure_step(merged, self.options)
+        step = measure_step(merged, self.options)
+        graph = graph.with_limit_in_bytes(merged, step)
+        options = graph.options
         decision, kept_bytes_at, limit = graph.decide(merged, step)
         places, host_end = self._reserve_host(merged, decision, graph.runs)
         apply(
@@ -142,6 +144,7 @@ class Partition:
             host_end=host_end,
             bytes_kept_before=self.shared_limit.bytes_kept_before(self.number),
             kept_bytes_at=kept_bytes_at if self.more and options.limit is not None else None,
+            least_limit_bytes=graph.least_limit(merged, step),
         )
         self.shared_limit.add(self.guard.compiled)
 

@@ -38,12 +38,14 @@ class SharedLimit:
         graphs: by graph number, the latest compilation.
         matched_filters: name filters that matched anything so far.
         observer: the observer of the graphs' runs.
+        relative_bytes: the limit that is a share of the largest peak so far, in bytes.
     """
 
     key: Any
     graphs: dict[int, CompiledGraph] = field(default_factory=dict)
     matched_filters: set[str] = field(default_factory=set)
     observer: RuntimeObserver = field(default_factory=RuntimeObserver)
+    relative_bytes: int = 0
 
     def bytes_kept_before(self, number: int) -> int:
         """Return the bytes that earlier graphs are predicted to keep while a graph runs, if each ran once."""
@@ -254,6 +256,25 @@ class GraphUnderLimit:
     def runs(self) -> int:
         """Return the largest known number of runs of the graph that are under way at the same time."""
         return 1 + (self._observed or NO_OBSERVATIONS).runs
+
+    def with_limit_in_bytes(self, merged: MergedGraph, step: Step) -> GraphUnderLimit:
+        """Return the same with a limit in bytes: a share is of the largest peak of any graph so far."""
+        if not self.options.share:
+            return self
+        peak = self._decide_within_limit(merged, step).decision.peak_bytes
+        shared = self.shared_limit
+        shared.relative_bytes = max(shared.relative_bytes, int(self.options.share * peak))
+        return replace(self, options=replace(self.options, limit=shared.relative_bytes, share=0.0))
+
+    def least_limit(self, merged: MergedGraph, step: Step) -> int | None:
+        """Return the least feasible limit in bytes, if operations are not fused and there is a limit."""
+        if self.options.fused or self.options.limit is None:
+            return None
+        try:
+            replace(self, options=replace(self.options, limit=1))._decide_within_limit(merged, step)
+        except PlanError as error:
+            return self._infeasible_error(error).least_bytes
+        return None
 
     def decide(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide about the graph.

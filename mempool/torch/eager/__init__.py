@@ -75,6 +75,15 @@ class OffloadSession:
         """Return the report entries, with sizes in bytes."""
         return {**self.mode.values(), "host_bytes": self._engine.host_bytes}
 
+    def cost(self) -> dict[str, Any] | None:
+        """Return the limit and its cost by the present schedule, for JSON; None without a schedule."""
+        pattern, limit = self.mode.iterations.pattern, self.mode.limit_bytes
+        if pattern is None or limit == UNDECIDED:
+            return None
+        planned = pattern.schedule.swap.limit_bytes <= pattern.limit_bytes
+        cost = self.mode.iterations.planner.cost(pattern.schedule, max(limit - pattern.limit_bytes, 0))
+        return {"limit_bytes": limit, "planned": planned, **cost}
+
     def end_at_exit(self) -> None:
         """End for a process that exits, without memory beyond the limit for tensors that nobody reads.
 

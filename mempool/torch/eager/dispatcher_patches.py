@@ -14,9 +14,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
+from mempool.torch.eager.operator_traits import PLAIN
 from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ class DispatcherPatches:
     def install(self) -> None:
         """Replace the functions."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
+        self._replace(tensor, ("__new__",), _constructing)
         self._replace(tensor, _TENSOR_WRITES, self._writing)
         self._replace(storage, _STORAGE_WRITES, self._writing)
         self._replace(storage, _STORAGE_KEEPS, self._holding)
@@ -211,6 +214,23 @@ class DispatcherPatches:
             return function(storage, key)
 
         return entry
+
+
+def _constructing(function: Any) -> Any:
+    """Let classes of tensors without ``__new__`` be called.
+
+    A tensor that passed a mode is a Python object already, of which PyTorch makes none of another class.
+    """
+
+    @functools.wraps(function)
+    def construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        dispatches = any(isinstance(one, torch.Tensor) and type(one) not in PLAIN for one in args)
+        if cls is torch.Tensor or dispatches or _len_torch_dispatch_stack() != 1:
+            return function(cls, *args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            return function(cls, *args, **kwargs)
+
+    return staticmethod(construct)
 
 
 def _values(values: Iterable[Any]) -> Iterator[Any]:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 #: A limit in bytes that nothing reaches, until a relative limit is decided.
 UNDECIDED = 1 << 62
 _NO_KWARGS: dict[str, Any] = {}
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 class OffloadMode(TorchDispatchMode):
@@ -408,6 +409,8 @@ class OffloadMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if self._is_foreign_thread():
             return func(*args, **kwargs)
+        if torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # the result has no memory, and a size may be a symbol of a trace
         self._set_ours(1)
         try:
             return self._dispatch(func, types, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from mempool.torch.eager.operator_traits import NATIVE, PLAIN
 from mempool.torch.offload.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mempool import _core
 
@@ -184,6 +185,16 @@ def _takes_device(func: Any) -> bool:
     return any(argument.name == "device" and argument.kwarg_only for argument in func._schema.arguments)
 
 
+@contextlib.contextmanager
+def _hidden_from_profiler() -> Iterator[None]:
+    """Run operations that no profile shows: the program does not run them."""
+    torch.autograd._enable_record_function(False)  # noqa: FBT003
+    try:
+        yield
+    finally:
+        torch.autograd._enable_record_function(True)  # noqa: FBT003
+
+
 def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
     """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes."""
 
@@ -192,7 +203,7 @@ def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), _hidden_from_profiler():
         args, kwargs = tree_map(empty, (args, kwargs))
         if _takes_device(func):  # without one, `rand` would draw numbers on the default device
             kwargs = {**kwargs, "device": torch.device("meta")}

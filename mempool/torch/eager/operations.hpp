@@ -7,6 +7,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -66,6 +67,7 @@ struct Traits {
   bool inert;       // without tensors among arguments and results, such as profiler marks
   bool repeatable;  // neither writes arguments nor draws random numbers
   bool reads;       // reads a single number
+  bool aliases;     // one of PyTorch's that returns views of its arguments, and makes nothing else
   // Learned from the mode:
   bool views = false;
   bool blank = false;  // leaves results unwritten
@@ -93,6 +95,7 @@ class Operations {
       const std::string type = one.type()->str();
       return type.find("Tensor") == std::string::npos && type.find("Storage") == std::string::npos && type != "Any";
     };
+    const auto is_alias = [](const c10::Argument& one) { return one.alias_info() != nullptr; };
     const c10::FunctionSchema& schema = op.schema();
     const auto space = schema.getNamespace().value_or("");
     const bool known = space == "aten" || space == "prim" || space == "prims" || space == "profiler";
@@ -115,7 +118,9 @@ class Operations {
                    .inert = known && std::all_of(schema.arguments().begin(), schema.arguments().end(), is_number) &&
                             std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
                    .repeatable = !draws && !schema.is_mutable() && !updates,
-                   .reads = name.starts_with("_local_scalar_dense.")},
+                   .reads = name.starts_with("_local_scalar_dense."),
+                   .aliases = space == "aten" && !composite && !schema.is_mutable() && !schema.returns().empty() &&
+                              std::all_of(schema.returns().begin(), schema.returns().end(), is_alias)},
     };
     for (std::size_t at = 0; at < schema.arguments().size(); ++at) {
       if (!known || is_written(name, schema.arguments()[at])) made.written.push_back(at);

@@ -147,6 +147,22 @@ class SchedulePlanner:
             known = self._arenas[schedule] = arena_bytes(step, schedule, self._alignment)
         return known
 
+    def cost(self, plan: OffloadSchedule, overhead: int) -> dict[str, Any]:
+        """Return the cost of a schedule and the smallest limit, for JSON; bytes, and seconds of a step.
+
+        Args:
+            plan: the schedule.
+            overhead: bytes that the pool holds beside the schedule's tensors.
+        """
+        step, swap = plan.recorded.step, plan.swap
+        return {
+            "step_seconds": step.duration,
+            "added_seconds": swap.stall_seconds,
+            "host_bytes": plan.copies.size,
+            "moved_bytes": swap.replayed.moved_bytes + swap.replayed.returned_bytes,
+            "smallest_limit_bytes": self._new_planner(step, tries=0).lowest_limit() + overhead,
+        }
+
     def warn(self, plan: OffloadSchedule, limit: int, asked: int) -> None:
         """Warn once that the followed plan does not hold the limit, and why no plan does.
 

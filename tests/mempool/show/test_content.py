@@ -21,7 +21,7 @@ from mempool.show.packed_columns import Packer, clean
 from mempool.show.thinning import density_of_small_pieces, load_of
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
-from solvers import Plan, PlanError, Status, load_curve, peak_load
+from solvers import Plan, PlanError, Status, load_curve, peak_load, solve
 from solvers.packing.arenas import arenas_of
 from solvers.packing.plan import stride_of
 from solvers.swap import Link, Schedule, Step, replay
@@ -66,7 +66,7 @@ def test_largest_pieces_are_kept_beyond_a_size(monkeypatch: pytest.MonkeyPatch) 
     areas = whole.size[whole.owner] * (whole.end - whole.start)
     assert sorted(area.tolist()) == sorted(areas.tolist())[-100:]
     assert (np.diff(back.column(timeline["start"])) >= 0).all()
-    assert timeline["load"]["peak"][1] == load(whole).max()
+    assert timeline["load"]["peak"][1] == load_of(whole)[1].max()
     assert back.column(view["rest"]["of"]).any()
 
 
@@ -75,12 +75,6 @@ def test_page_never_exceeds_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     text, counts = content.content_of(many(40_000))
     assert len(text) <= 250_000
     assert 1000 < counts["drawn"] < 40_000
-
-
-def load(timeline: object) -> np.ndarray:
-    from mempool.show.thinning import load_of
-
-    return load_of(timeline)[1]  # type: ignore[arg-type]
 
 
 def test_picture_of_the_rest_has_the_area_of_the_rest() -> None:
@@ -316,9 +310,6 @@ def test_trace_without_addresses_gets_a_plan() -> None:
 
 
 def test_plan_of_the_traces_own_buffers_shares_its_timeline() -> None:
-    from solvers import solve
-    from traces import buffers_of
-
     trace = four_buffers()
     scene = scene_of(trace, plan=solve(buffers_of(trace), solver="greedy"))
     assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("plan", 0)]
@@ -333,15 +324,16 @@ def test_load_curve_equals_the_solvers_load_curve(rows: list[tuple[int, int, int
     buffers = Buffers.of(start, start + [row[1] for row in rows], [row[2] for row in rows])
     times, loads, (when, peak) = load_of(timeline_of(buffers, ""))
     theirs = load_curve(buffers)
-    for time in range(62):
-        assert _at(times, loads, time) == _at(*theirs, time)
+    assert at(times, loads, 62) == at(*theirs, 62)
     assert peak == peak_load(buffers)
-    assert _at(times, loads, when) == peak
+    assert at(times, loads, when + 1)[when] == peak
 
 
-def _at(times: np.ndarray, loads: np.ndarray, time: int) -> int:
-    at = int(np.searchsorted(times, time, side="right")) - 1
-    return int(loads[at]) if at >= 0 else 0
+def at(times: NDArray[np.int64], loads: NDArray[np.int64], count: int) -> list[int]:
+    """Return the load at each time."""
+    before = np.searchsorted(times, np.arange(count), side="right")
+    drawn: list[int] = np.append(0, loads)[before].tolist()
+    return drawn
 
 
 def test_long_load_curve_is_short_and_keeps_its_peak() -> None:
@@ -398,14 +390,10 @@ def moving(draw: st.DrawFn) -> tuple[Step, Link, Schedule]:
     return step, draw(links()), schedule
 
 
-def scene(given_: tuple[Step, Link, Schedule]) -> Scene:
-    return swap_scene(*given_)
-
-
 @given(moving())
 def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
     step, k = one[0], len(one[0])
-    timeline = scene(one).timelines[0]
+    timeline = swap_scene(*one).timelines[0]
     turns = -(-int(timeline.end.max()) // k)
     times, loads, _ = load_of(timeline)
     drawn = at(times, loads, turns * k)
@@ -414,17 +402,10 @@ def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
     assert at(timeline.before[0], timeline.before[1], turns * k) == step.load.tolist() * turns
 
 
-def at(times: NDArray[np.int64], loads: NDArray[np.int64], count: int) -> list[int]:
-    """The load at each time."""
-    where = np.searchsorted(times, np.arange(count), side="right") - 1
-    drawn: list[int] = np.where(where < 0, 0, loads[np.maximum(where, 0)]).tolist()
-    return drawn
-
-
 @given(moving())
 def test_each_absence_lies_between_two_rectangles_of_its_buffer(one: tuple[Step, Link, Schedule]) -> None:
     """Both rectangles are drawn; an absence within the first turn appears in every turn."""
-    made = scene(one)
+    made = swap_scene(*one)
     timeline, view = made.timelines[0], made.views[0]
     moved = view.moved
     assert moved is not None
@@ -449,7 +430,7 @@ def ends(timeline: Timeline, view: View, edge: NDArray[np.int64]) -> set[tuple[i
 
 @given(moving())
 def test_page_holds_the_moves_and_the_clock_of_a_swap_scene(one: tuple[Step, Link, Schedule]) -> None:
-    back = Packed(content.content_of(scene(one))[0])
+    back = Packed(content.content_of(swap_scene(*one))[0])
     view, timeline = back.said["views"][0], back.said["timelines"][0]
     assert timeline["ticks"] == "operations"
     assert len(back.column(view["moved"]["row"])) > 0
