@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from hypothesis import HealthCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,13 +31,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
     No property fails by the clock: the machine may be busy. Nor by chance: examples are the same each time,
     unless a seed is given (``--hypothesis-seed=7``). The long form of the tests tries more of them, and
-    others each time.
+    others each time. Examples may share a fixture, such as a folder in which each overwrites the same file.
     """
     full = "full" in config.option.markexpr.replace("not full", "")
     seeded = config.getoption("--hypothesis-seed", None) is not None
     hypothesis.settings.register_profile(
         "untimed",
         deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         max_examples=200 if full else 25,
         database=None,
         derandomize=not (full or seeded),

@@ -167,7 +167,10 @@ class Rehearsal:
         if self.job.seconds is not None:
             torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._ending.check())
         self._keep_peaks(torch)
-        self._note_compilation(torch)
+        if self.job.compiled:
+            self._compile_within_limit(torch)
+        else:
+            self._note_compilation(torch)
         self._note_optimizers(torch)
         # The number of devices is that of the stand-in, whatever CUDA_VISIBLE_DEVICES names.
         torch.cuda._device_count_nvml = lambda: -1
@@ -238,11 +241,68 @@ class Rehearsal:
 
         @functools.wraps(compile_)
         def noted(*args: Any, **options: Any) -> Any:
-            if _is_run_by_program(sys._getframe(1)) and _EAGER not in self.outcome.notes:
+            if _is_run_by_program(sys._getframe(1)) and not self.outcome.compiles:
+                self.outcome.compiles = True
                 self.outcome.notes.append(_EAGER)
             return compile_(*args, **options)
 
         torch.compile = noted
+
+    def _compile_within_limit(self, torch: Any) -> None:
+        """Let the program compile with this project's backend within the limit, and libraries not at all."""
+        compile_ = torch.compile
+        options = {"limit": self.job.offload_limit, "inner": "eager"}
+        self._start_clock()
+
+        def within(model: Any = None, *, dynamic: Any = None, fullgraph: bool = False, **_: Any) -> Any:
+            if model is None:
+                return functools.partial(within, dynamic=dynamic, fullgraph=fullgraph)
+            if not _is_run_by_program(sys._getframe(1)):
+                return model
+            return compile_(model, backend="mempool", options=options, dynamic=dynamic, fullgraph=fullgraph)
+
+        torch.compile = within
+
+    def _limit_cost(self) -> dict[str, Any] | None:
+        """Return what the limit costs, by the pool's schedule or the graphs' decisions."""
+        if not self.job.compiled:
+            cost: dict[str, Any] | None = self._pool.offloading.cost()
+            return cost
+        from mempool.torch.compiled import report
+
+        graphs = report().graphs
+        if not graphs:
+            return None
+
+        def total(*names: str) -> Any:
+            return sum(graph[name] for graph in graphs for name in names)
+
+        step = float(total("plain_seconds"))
+        return {
+            "limit_bytes": max(graph["limit_bytes"] for graph in graphs),
+            "planned": True,
+            "step_seconds": step,
+            "added_seconds": float(total("predicted_seconds")) - step,
+            "host_bytes": total("predicted_host_bytes"),
+            "moved_bytes": total("offloaded_bytes", "reloaded_bytes"),
+            "smallest_limit_bytes": max(graph["least_limit_bytes"] or 0 for graph in graphs),
+        }
+
+    def _note_refusal(self, error: BaseException) -> bool:
+        """Note a compiled limit that is infeasible; return false for another error."""
+        least = getattr(error, "least_bytes", None)
+        if not self.job.compiled or least is None:
+            return False
+        from mempool.torch.compiled.shared_limit import SHARED_LIMITS
+
+        limit = self.job.offload_limit
+        self.outcome.offloading = {
+            "limit_bytes": limit if isinstance(limit, int) else SHARED_LIMITS[-1].relative_bytes,
+            "planned": False,
+            **dict.fromkeys(("step_seconds", "added_seconds", "host_bytes", "moved_bytes")),
+            "smallest_limit_bytes": least,
+        }
+        return True
 
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
@@ -291,6 +351,8 @@ class Rehearsal:
         self._last_step = time.monotonic()
         if self.job.remember:
             self._pool.plan_now()
+        if self.job.offload_limit is not None:
+            self.outcome.offloading = self._limit_cost()
         if self._steps[key] == max(self._steps.values()):
             self.outcome.steps = self._steps[key]
             self._measure()
@@ -383,7 +445,8 @@ class Rehearsal:
             self.outcome.line = program_line(frame)
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self._torch is not None and isinstance(error, self._torch.OutOfMemoryError):
+        refused = self._note_refusal(error)
+        if refused or (self._torch is not None and isinstance(error, self._torch.OutOfMemoryError)):
             self.outcome.ended = "out of memory"
             if self.outcome.out_of_memory_in_step is None:
                 self.outcome.out_of_memory_in_step = self.outcome.steps + 1
@@ -397,7 +460,8 @@ class Rehearsal:
         self.outcome.line = next(filter(None, reversed(places)), "")
         self._ended = True
         self._last_step = time.monotonic()
-        sys.__excepthook__(kind, error, trace)
+        if not refused:
+            sys.__excepthook__(kind, error, trace)
 
     def _finish(self) -> None:
         """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
@@ -416,9 +480,6 @@ class Rehearsal:
             self._measure()
         if self.job.remember and self._pool is not None:
             self._note_plan()
-        if self.job.offload_limit is not None and self._pool is not None:
-            with contextlib.suppress(Exception):  # of a program that ended at any moment
-                self.outcome.offloading = self._pool.offloading.cost()
         if self.job.check_streams:
             self.outcome.stream_faults = standin.stream_faults()
         self.outcome.seconds = time.monotonic() - self._began

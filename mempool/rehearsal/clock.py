@@ -2,6 +2,7 @@
 
     clock.start(rates_of("H100", (9, 0)), PRESETS["pcie5"])
     ...  # a step
+    torch.cuda.synchronize()
     seconds = clock.now()
 
 Events, streams and waits behave as on a GPU, so ``torch.cuda.Event.elapsed_time`` gives modelled times. The
@@ -75,7 +76,7 @@ def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
 
 
 def now() -> float:
-    """Return the seconds after which all work queued so far is done, without a wait; 0 without a clock."""
+    """Return the modelled seconds until which the host has waited so far; 0 without a clock."""
     library = ctypes.CDLL(str(standin.LIBRARY))
     library.mempool_standin_time.restype = ctypes.c_int64
     return float(library.mempool_standin_time()) / 1e9

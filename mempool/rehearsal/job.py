@@ -31,7 +31,9 @@ class Job:
         seconds: seconds after which the program ends, or None.
         timeout: seconds without an optimizer step after which the program counts as hanging.
         limit_bytes: most bytes that PyTorch's allocator may hold on each device, or None.
-        offload_limit: limit within which a pool offloads idle tensors, in bytes or as a share; None for none.
+        offload_limit: limit in bytes or as a share within which tensors are offloaded, by a pool or, if
+            `compiled`, by compiled graphs; None for none.
+        compiled: compile with this project's backend, within `offload_limit`.
         card: card whose times are modelled for the offloading; None for an H100.
         ranks: number of training processes of which the program is told to be the first.
         allow_writes: leave checkpoints where the program writes them.
@@ -52,6 +54,7 @@ class Job:
     timeout: float = 600.0
     limit_bytes: int | None = None
     offload_limit: int | str | None = None
+    compiled: bool = False
     card: str | None = None
     ranks: int = 1
     allow_writes: bool = False
@@ -101,7 +104,9 @@ class Outcome:
         notes: further sentences for the user.
         seconds: host seconds of the run.
         host_bytes: largest resident host memory of the process.
-        offloading: the cost of the job's `offload_limit`, or None: see `OffloadSession.cost`.
+        offloading: the cost of the job's `offload_limit`, or None: see `OffloadSession.cost`. A compiled
+            program has no times if the limit is refused.
+        compiles: whether the program calls torch.compile.
         step_peaks: peak of allocated bytes up to the end of each step.
     """
 
@@ -129,6 +134,7 @@ class Outcome:
     seconds: float = 0.0
     host_bytes: int = 0
     offloading: dict[str, Any] | None = None
+    compiles: bool = False
     step_peaks: list[int] = field(default_factory=list)
 
     @property

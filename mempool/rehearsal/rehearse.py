@@ -151,7 +151,7 @@ class Stage:
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),
             # Compilers of kernels need a device; the same graph runs operation by operation.
-            "TORCHDYNAMO_DISABLE": "1",
+            "TORCHDYNAMO_DISABLE": str(int(not job.compiled)),
         }
         if setting := PYTORCH_SETTINGS.get(job.allocator):
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):

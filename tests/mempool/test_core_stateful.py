@@ -351,7 +351,7 @@ class Core(RuleBasedStateMachine):
 
 
 TestCore = Core.TestCase
-TestCore.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestCore.settings = settings(max_examples=40, stateful_step_count=50)
 
 
 class CountedCuda:
@@ -414,4 +414,4 @@ def _driver(fake_library: Path) -> None:
 
 
 TestCoreOnCuda = CoreOnCuda.TestCase
-TestCoreOnCuda.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
+TestCoreOnCuda.settings = settings(max_examples=30, stateful_step_count=50)

@@ -95,4 +95,4 @@ class Guard(RuleBasedStateMachine):
 
 
 TestGuard = Guard.TestCase
-TestGuard.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestGuard.settings = settings(max_examples=80, stateful_step_count=60)

@@ -243,7 +243,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(model=SEED, planned=SEED, other=SEED, scale=st.integers(2, 5), page=st.sampled_from([0, 4096]))
 def test_plan_of_another_program_holds_no_more_memory_than_no_plan(
     folder: Path, model: int, planned: int, other: int, scale: int, page: int

@@ -55,7 +55,7 @@ def test_allocation_without_room_exceeds_the_budget_and_is_counted(page: int) ->
     assert beyond(core) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from([PAGE, 0]))
 def test_allocation_within_the_reported_room_never_exceeds_the_budget(data: st.DataObject, page: int) -> None:
     """Small, shared and large blocks, frees in any order, with or without an arena."""

@@ -104,7 +104,7 @@ def test_only_missing_pages_are_returned() -> None:
     assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
 def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int | None, name: str) -> None:
     limit_bytes = None if limit is None else limit * MIB

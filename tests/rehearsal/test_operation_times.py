@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
     import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn import functional
 
     from mempool.hardware.gpu_throughput import Rates
     from mempool.rehearsal import clock
+    from mempool.torch.compiled.costs import MeasuredCosts, copy_calls
+    from solvers.rewriting.copy_overhead import CopyOverhead
     from solvers.swap import Link
 
 #: Floating-point operations of 32, rounded 32 and 16 bits in a nanosecond; nanoseconds a byte of the device,
@@ -106,7 +109,17 @@ def test_backward_pass_in_another_thread_takes_time_and_copies_of_other_streams_
     torch.cuda.synchronize()
     before = clock.now()
     assert nanoseconds(backward_beside_a_copy) == 2 * round(PRODUCTS / SINGLE)
-    assert clock.now() - before < 1e-3
+    assert round(1e9 * (clock.now() - before)) == 2 * round(PRODUCTS / SINGLE)
+
+
+@alone
+def test_costs_for_compiled_graphs_are_times_of_the_device_without_the_host() -> None:
+    start()
+    matrix = torch.randn(SIDE, SIDE, device="cuda")
+    module = make_fx(torch.mm, tracing_mode="fake")(matrix, matrix)
+    (product,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert round(1e9 * MeasuredCosts("cuda", runs=1)(product)) == round(PRODUCTS / SINGLE)
+    assert copy_calls(torch.device("cuda")) == CopyOverhead()
 
 
 if __name__ == "__main__":

@@ -89,7 +89,19 @@ def test_cost_of_a_relative_limit_is_predicted_by_the_times_of_the_card(cli: Cli
     assert 0 < cost["smallest_limit_bytes"] <= cost["limit_bytes"]
     assert 0 < cost["host_bytes"] <= cost["moved_bytes"]
     assert 1e-3 < cost["step_seconds"] < 1  # 155 GFLOP at 82 TFLOPS
-    assert cost["slow_down"] == 1 + cost["stall_seconds"] / cost["step_seconds"]
+    assert cost["slow_down"] == 1 + cost["added_seconds"] / cost["step_seconds"]
+
+
+def test_cost_of_a_limit_is_predicted_for_a_compiled_program(cli: Cli) -> None:
+    options, program = "--card 'RTX 4090'", "--batch_size=16384 --report=report.txt --compile"
+    cost = rehearse(cli, f"{options} --limit 95%", "loop.py", program)["within_limit"]
+    assert cost["compiled"]
+    assert cost["planned"]
+    assert 0 < cost["smallest_limit_bytes"] <= cost["limit_bytes"]
+    assert 1 <= cost["slow_down"] < 2
+    refused = rehearse(cli, f"{options} --limit 100MiB", "loop.py", program, code=1)["within_limit"]
+    assert not refused["planned"]
+    assert refused["limit_bytes"] == 100 * MIB < refused["smallest_limit_bytes"] <= cost["limit_bytes"]
 
 
 def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:

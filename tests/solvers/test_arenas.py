@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from instances import crossing, fits
 
@@ -28,7 +28,6 @@ def few(buffers: Buffers) -> Buffers:
 
 
 @pytest.mark.parametrize("filling", [True, False])
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(buffers=st.from_type(Buffers), capacities=CAPACITIES)
 @example(buffers=Buffers.of([0, 0, 0], [1, 1, 1], [3, 3, 1], alignment=[4, 4, 1]), capacities=(3, 4))
 @example(buffers=Buffers.of([0, 0], [1, 1], [3, 3], alignment=4), capacities=(3, 3))

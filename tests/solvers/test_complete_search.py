@@ -56,7 +56,7 @@ def plan_of(buffers: Buffers, done: SkylineSearch, capacity: int) -> Plan:
     return Plan(offset, capacity, min(lower_bound(buffers), capacity), Status.FEASIBLE, "", 0, 0.0, "")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(one_piece(), st.integers(0, 4), st.integers(0, 3))
 def test_search_with_any_rules_finds_a_plan_where_brute_force_does(
     buffers: Buffers, above: int, seed: int
@@ -72,7 +72,7 @@ def test_search_with_any_rules_finds_a_plan_where_brute_force_does(
             check(dataclasses.replace(plan, lower_bound_bytes=0), buffers)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(one_piece(), st.integers(0, 3))
 def test_proven_bound_makes_the_plan_optimal(buffers: Buffers, seed: int) -> None:
     plan = solve(buffers, seed=seed)
@@ -273,7 +273,7 @@ def pairs(jobs: Jobs, capacity: int, seed: int = 0, rules: int = EVERY_PAIR_RULE
     return PairwiseSearch(jobs.native(), capacity, seed, rules)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(small_jobs(), st.integers(-2, 4), st.integers(0, 3))
 def test_pair_search_with_any_rules_finds_a_plan_where_brute_force_does(
     jobs: Jobs, above: int, seed: int

@@ -99,7 +99,6 @@ def least_stack(buffers: Buffers) -> int:
     return best
 
 
-@settings(deadline=None)
 @given(taking(6, circle=False), st.booleans())
 def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: bool) -> None:
     n = len(buffers)
@@ -110,7 +109,6 @@ def test_stack_bound_equals_the_top_of_the_best_order(buffers: Buffers, pinned: 
     assert _core.stack_bound(jobs_of(meeting).native(), 1_000_000) == least_stack(meeting)
 
 
-@settings(deadline=None)
 @given(taking(8, circle=False), st.integers(0, 60))
 def test_attainable_arena_is_a_fixed_point_at_the_sum_of_size_and_aligned_offset(
     buffers: Buffers, arena: int
@@ -293,7 +291,7 @@ def test_refutation_by_the_portfolio_raises_the_lower_bound(work: Work) -> None:
     assert (task.arena, task.lower_bound, task.stopped_by) == (9, 9, "proof")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(taking(8), taking(4, circle=False))
 def test_grown_plan_keeps_the_former_offsets(old: Buffers, more: Buffers) -> None:
     plan = solve(old, columns=1, stop=Stop(nodes=100_000))

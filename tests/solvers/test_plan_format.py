@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solvers import Plan, PlanError, Stop, check, read_plan, read_plan_columns, solve, write_plan
@@ -27,7 +27,6 @@ def stored(folder: Path) -> Path:
     return path
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(buffers=st.from_type(Buffers), named=st.booleans(), capacity=st.sampled_from([None, (9, 12)]))
 def test_plan_and_its_buffers_round_trip(
     tmp_path: Path, buffers: Buffers, named: bool, capacity: tuple[int, ...] | None
@@ -87,7 +86,6 @@ def test_file_cut_anywhere_is_a_single_error_with_its_name(tmp_path: Path) -> No
             read_plan(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=5))
 def test_file_with_wrong_bytes_is_a_plan_or_a_single_error(
     tmp_path: Path, bytes_: list[tuple[int, int]]

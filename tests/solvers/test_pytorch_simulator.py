@@ -42,7 +42,7 @@ def drawn_settings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("allocator", ["pytorch", "pytorch_expandable"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     trace=event_traces(),
     limit=st.sampled_from([22, 42, 64, 100, 400, 700, 1 << 30]),
@@ -144,7 +144,7 @@ def test_real_snapshots_are_reproduced(name: str) -> None:
     assert judged.first_difference == ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([40, 64, 400, 1 << 30]))
 def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> None:
     """Including the segments released when memory ran out."""
@@ -156,7 +156,7 @@ def test_recording_of_the_simulator_is_reproduced(trace: Trace, limit: int) -> N
     check_simulation(judged.simulation)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(trace=event_traces(), part=st.floats(0, 1))
 def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Trace, part: float) -> None:
     """Small requests determine the state: wherever the recording begins, the rest is reproduced."""
@@ -167,7 +167,7 @@ def test_initial_state_of_small_requests_is_inferred_from_any_event_on(trace: Tr
     assert judged.exact
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trace=event_traces(), part=st.floats(0, 1))
 def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, part: float) -> None:
     """Large requests do not determine the state; buffers stay disjoint, initial ones where they are."""
@@ -240,7 +240,7 @@ def test_unreadable_settings_are_ignored(value: str) -> None:
     assert judge(dataclasses.replace(recording, metadata=metadata)).exact
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_recording_is_judged_or_refused(data: st.DataObject) -> None:
     """Segments and buffers anywhere, on top of each other or of nothing, given back or not."""

@@ -37,7 +37,7 @@ every = pytest.mark.parametrize("allocator", ALLOCATORS)
 
 
 @every
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces())
 def test_buffers_are_disjoint_and_within_reserved_memory(allocator: str, trace: Trace) -> None:
     """Without a limit each buffer gets separate memory, and requested <= live <= reserved at all times."""
@@ -45,7 +45,7 @@ def test_buffers_are_disjoint_and_within_reserved_memory(allocator: str, trace: 
 
 
 @every
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([0, 512, 2, 20, 24, 41, 64, 400]))
 def test_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
     """Reserved memory never exceeds the limit, failures are reported, and the rest is served in order."""
@@ -95,7 +95,7 @@ def test_fragmentation_counts_requested_bytes() -> None:
     assert simulation.largest_free_bytes == MIB // 2  # when most of the most held is in use
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(trace=event_traces())
 def test_largest_free_range_equals_a_painted_map(trace: Trace) -> None:
     simulation = simulate(trace, "first_fit")
@@ -258,7 +258,7 @@ def agree(trace: Trace, allocator: str, parameters: dict[str, Any], make: Make, 
 
 
 @cases
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([1 << 50, 64 * MIB, 41 * MIB, 24 * MIB, 3 * MIB, 512, 0]))
 def test_native_pool_equals_the_model(
     allocator: str, parameters: dict[str, Any], make: Make, trace: Trace, limit: int
@@ -341,7 +341,7 @@ def test_bfc_without_growth_takes_the_whole_device() -> None:
         simulate(trace, "bfc", allow_growth=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trace=event_traces())
 def test_rmm_arena_without_a_limit_is_as_large_as_necessary(trace: Trace) -> None:
     free = simulate(trace, "rmm_arena")
@@ -402,7 +402,7 @@ def as_recorded(simulation: Simulation) -> tuple[Trace, NDArray[np.int64]]:
     return written, np.flatnonzero(own)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=event_traces())
 def test_recorded_simulation_reproduces_the_allocator(trace: Trace) -> None:
     """Addresses, live and reserved bytes, and segments equal the allocator's, here first fit."""

@@ -42,7 +42,7 @@ def test_every_plan_passes_the_check_and_states_its_quality_truly(
 ROTATED = Buffers.of([1, 4], [22, 24], [5, 5], alignment=[4, 1], gaps=[(1, 6, 24)], period=7)
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.from_type(Buffers))
 @example(ROTATED)
 def test_exact_solver_and_auto_equal_brute_force(buffers: Buffers) -> None:

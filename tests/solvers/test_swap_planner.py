@@ -29,7 +29,7 @@ from solvers.swap.schedule_file import (
     step_and_link_keys,
 )
 
-SOME = settings(deadline=None, max_examples=15)
+SOME = settings(max_examples=15)
 GROUPED = OffloadTunables(ungrouped_operations=2)
 
 
@@ -283,7 +283,6 @@ def loads(buffers: object, k: int) -> list[int]:
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_arena_load_equals_the_replay_at_each_operation(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
@@ -293,7 +292,7 @@ def test_arena_load_equals_the_replay_at_each_operation(data: st.DataObject) -> 
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     planner = OffloadPlanner(step, link, least_bytes=0, tries=1)

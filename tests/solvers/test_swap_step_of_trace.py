@@ -165,7 +165,7 @@ def test_times_without_a_device_clock_are_replaced_by_a_bandwidth() -> None:
     assert step_of(trace, bandwidth=100.0).duration > 0
 
 
-SOME = settings(deadline=None, max_examples=15)
+SOME = settings(max_examples=15)
 
 
 def arena_of(step: Step, schedule: Schedule) -> int:
@@ -173,7 +173,7 @@ def arena_of(step: Step, schedule: Schedule) -> int:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_tightened_moves_are_away_for_longer_and_otherwise_equal(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
@@ -228,7 +228,7 @@ def test_placement_stops_at_the_first_good_schedule() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     data: st.DataObject,
 ) -> None:
@@ -252,7 +252,7 @@ def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
 
 
 @given(st.data(), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
@@ -286,7 +286,7 @@ def test_loads_equal_a_count_of_instances(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_stall_equals_copies_made_in_sequence(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))
@@ -376,7 +376,7 @@ def good_copies(step: Step, schedule: Schedule) -> list[bool]:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_skippable_copies_equal_a_walk_along_the_accesses(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
     schedule = data.draw(schedules(step))

@@ -79,7 +79,7 @@ def same(program: Any, seed: int, share: float) -> None:
     st.integers(0, 2**16),
     st.sampled_from([0.1, 0.5, 0.9]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_random_programs_are_identical_with_and_without_bypass(program: Any, seed: int, share: float) -> None:
     same(program, seed, share)
 
@@ -90,7 +90,7 @@ def test_random_programs_are_identical_with_and_without_bypass(program: Any, see
     st.integers(0, 2**16),
     st.sampled_from([0.1, 0.5, 0.9]),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 def test_long_random_programs_are_identical_with_bypass(program: Any, seed: int, share: float) -> None:
     same(program, seed, share)
 

@@ -345,7 +345,7 @@ def device_net(names: str) -> nn.Module:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@settings(deadline=None, max_examples=12, suppress_health_check=["function_scoped_fixture"])
+@settings(max_examples=12)
 @given(
     layers=st.lists(st.sampled_from(LAYERS), min_size=1, max_size=5),
     optimizer=st.sampled_from(("AdamW", "SGD")),

@@ -36,7 +36,7 @@ from rewriting_graphs import rewritings
 from mempool.torch.compiled.decide import decidable
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.runtime import RUNTIME
-from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
+from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
 from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import split_by_pass
@@ -325,6 +325,23 @@ def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> 
     assert (ran.host_bytes, ran.moved_bytes) == (judged.host_bytes, judged.moved_bytes)
     assert ran.seconds <= judged.seconds * 1.000001
     assert judged.peak_bytes <= simulate(apply_rewriting(was, decided), LINK).peak_bytes
+
+
+def test_reloads_that_begin_together_are_requested_in_the_order_of_their_readers() -> None:
+    def decide(graph: Graph) -> Rewriting:
+        turn = int(np.argmax(graph.backward))
+        offloads = []
+        for value in np.flatnonzero(graph.base == np.arange(len(graph.base))).tolist():
+            late = [op for op in graph.readers_of(value).tolist() if op >= turn]
+            if 0 <= graph.producer[value] < turn and late and (graph.base == value).sum() == 1:
+                offloads.append(Offload(value, (Reload(tuple(late), turn),), release=turn - 1))
+        assert len(offloads) >= 3
+        return Rewriting(tuple(offloads))
+
+    was, decided, runs = edited_graphs("dense", decide)
+    formal = apply_rewriting(was, split_by_pass(was, decided))
+    assert moved(runs, Role.RELOAD) == moved(formal, Role.RELOAD)
+    assert moved(runs, Role.RELOAD) != sorted(moved(runs, Role.RELOAD))
 
 
 @settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

@@ -272,6 +272,7 @@ def test_relative_limit_is_a_share_of_the_peak_of_the_largest_graph(inner: str, 
     for part in shared.graphs.values():
         assert part.options.limit is not None
         assert part.decision.peak_bytes <= part.options.limit <= shared.relative_bytes
+        assert inner != "eager" or part.least_limit_bytes <= part.options.limit
 
 
 def least_shared_of(make: type[nn.Module], inner: str, graphs: int) -> int:

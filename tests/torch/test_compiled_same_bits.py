@@ -251,7 +251,7 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
     assert RUNTIME.host_copies == 0
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, **UNSHRUNK)
+@settings(max_examples=8, derandomize=True, **UNSHRUNK)
 @given(data=st.data(), program=st.sampled_from([views_of_saved, integers, in_place]))
 def test_random_decisions_are_bit_identical(data: st.DataObject, program: Callable[..., Any]) -> None:
     """Random offloads, reader groups, triggers, releases and recomputations."""
@@ -260,7 +260,7 @@ def test_random_decisions_are_bit_identical(data: st.DataObject, program: Callab
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@settings(max_examples=400, deadline=None, **UNSHRUNK)
+@settings(max_examples=400, **UNSHRUNK)
 @given(data=st.data(), program=st.sampled_from(list(PROGRAMS)))
 def test_random_decisions_are_bit_identical_for_all_programs(
     data: st.DataObject, program: Callable[..., Any]

@@ -75,7 +75,7 @@ jobs = st.fixed_dictionaries(
 
 
 @given(jobs)
-@settings(max_examples=25, deadline=None, print_blob=False)
+@settings(max_examples=25, print_blob=False)
 def test_shares_by_class_module_and_phase_add_up_to_the_peak(options: dict[str, Any]) -> None:
     inputs = {"dtype": torch.float64} if options["dtype"] else {}
     job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32, **inputs),), {}), **options)
@@ -95,7 +95,7 @@ def test_shares_by_class_module_and_phase_add_up_to_the_peak(options: dict[str, 
 
 
 @given(jobs)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_peak_equals_a_walk_through_the_second_step(options: dict[str, Any]) -> None:
     job = Job(model=mlp, inputs=lambda size: ((torch.zeros(size, 32),), {}), **options | {"dtype": None})
     fit = fit_job(job)
@@ -241,7 +241,6 @@ def test_higher_peak_of_the_first_step_gives_a_warning() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=300), st.integers(0, 3000), st.data())
-@settings(deadline=None)
 def test_largest_batch_equals_exhaustive_search(steps: list[int], limit: int, data: st.DataObject) -> None:
     need = np.cumsum(steps)
     beyond = int(need[-1]) + 1 + max(0, limit)

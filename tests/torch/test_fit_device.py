@@ -98,7 +98,7 @@ def test_the_users_switches_count() -> None:
         assert backend_of(asked, Target(HOPPER)) == "math"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_attention_returns_the_shapes_and_types_of_pytorch(data: st.DataObject) -> None:
     draw = data.draw

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -270,7 +270,6 @@ SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 @given(
     SHAPES, st.randoms(use_true_random=False), st.integers(1, 9), st.sampled_from([torch.long, torch.half])
 )
-@settings(deadline=None)
 def test_inputs_take_another_batch(shape: list[int], random: Any, size: int, dtype: torch.dtype) -> None:
     order = list(range(len(shape)))
     random.shuffle(order)

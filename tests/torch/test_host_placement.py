@@ -52,7 +52,7 @@ def followed(step: Step, swap: PlannedSchedule) -> None:
     assert sum(pages(int(step.size[row])) for row in always) <= copies.size
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_planned_offset_is_free_and_the_copy_lasts_until_its_last_read(data: st.DataObject) -> None:
     step = data.draw(steps(circles=True).filter(lambda step: step.circular))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -46,7 +46,7 @@ def same(program: Any, seed: int, share: float, limit: int) -> None:
     st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     st.sampled_from([MANY, 8000, 4000, 2000]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_random_programs_are_identical_under_random_moves(
     program: Any, seed: int, share: float, limit: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_random_programs_are_identical_under_random_moves(
     st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     st.sampled_from([MANY, 16000, 8000, 4000, 2000]),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 def test_long_random_programs_are_identical_under_random_moves(
     program: Any, seed: int, share: float, limit: int
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from cuda_stubs import NAMES, TOTAL_BYTES, gpu, pretend
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 from torch.cuda.memory import memory_allocated  # by name, before anything is replaced
@@ -119,7 +119,7 @@ def perform(pool: Pool, program: list[tuple[str, int, int]]) -> dict[int, int]:
 
 
 class TestStatistics:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
     def test_balances_add_up(self, program: list[tuple[str, int, int]], page: int) -> None:
         """All is small and large, nothing is beyond its peak, what is there is what came less what went."""
@@ -228,7 +228,7 @@ class TestStatistics:
 
 
 class TestSnapshot:
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60)
     @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
     def test_snapshot_agrees_with_statistics_and_history(
         self, program: list[tuple[str, int, int]], page: int

@@ -120,7 +120,7 @@ def test_repeated_records_of_a_step_become_a_single_mark(category: str, marks: i
     packed=st.booleans(),
     plain=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_events_are_read_in_any_file_order(
     sizes: list[int], data: st.DataObject, packed: bool, plain: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -289,7 +289,6 @@ def on_gpu(ts: float, addr: int, size: int, allocated: int, reserved: int, order
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
     frees=st.sets(st.integers(0, 11)),
 )
-@settings(deadline=None)
 def test_totals_of_the_allocator_are_the_load_and_the_reservation(
     tmp_path_factory: pytest.TempPathFactory, base: int, cached: int, sizes: list[int], frees: set[int]
 ) -> None:

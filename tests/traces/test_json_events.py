@@ -33,7 +33,7 @@ VALUES = st.recursive(
     chunk=st.integers(1, 40),
     packed=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_events_match_the_standard_library(
     events: list[Any],
     before: dict[str, Any],

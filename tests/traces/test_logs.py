@@ -85,7 +85,7 @@ def joined(pieces: list[Trace]) -> Trace:
 
 @pytest.mark.parametrize("kind", READERS)
 @given(data=events(), packed=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_written_events_are_read_back(kind: str, data: tuple[Events, Events], packed: bool) -> None:
     """Events of a log keep their order, after the buffers from before the log, with and without gzip."""
     before, said = data
@@ -108,7 +108,7 @@ def test_buffers_older_than_the_log_are_born_at_the_start(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", READERS)
 @given(data=events(), size=st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_pieces_join_to_the_whole_trace(kind: str, data: tuple[Events, Events], size: int) -> None:
     """Pieces of any length join to the trace that is read whole, and each piece has its metadata."""
     path = Path(f"{kind}.log")

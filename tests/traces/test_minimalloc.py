@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import Buffers, TraceError
@@ -45,7 +45,6 @@ def assert_same(one: Buffers, other: Buffers) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(lines())
 def test_buffers_survive_a_round_trip(tmp_path: Path, buffers: Buffers) -> None:
     path = tmp_path / "x.csv"
@@ -54,7 +53,6 @@ def test_buffers_survive_a_round_trip(tmp_path: Path, buffers: Buffers) -> None:
     assert sniff(path) == "csv"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(lines(), st.data())
 def test_column_order_and_name_of_the_end_do_not_matter(
     tmp_path: Path, buffers: Buffers, data: st.DataObject

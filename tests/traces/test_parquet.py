@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import EventType, Trace, TraceError
@@ -220,7 +220,6 @@ def test_streaming_memory_is_bounded_by_a_few_pieces(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 20, reason="Arrow 15 itself dies of some such files")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path: Path, data: st.DataObject) -> None:
     good, path = tmp_path / "good", tmp_path / "t"

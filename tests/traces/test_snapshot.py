@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from living_model import Living as Model
 from snapshot_model import assert_same, model_snapshot
@@ -346,7 +346,7 @@ WRONG = {
 
 
 @given(wrong=st.lists(st.sampled_from(sorted(WRONG))), at=st.randoms(use_true_random=False))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_lenient_reader_skips_invalid_events(tmp_path: Path, wrong: list[str], at: random.Random) -> None:
     right: list[Any] = [
         event("alloc", 0, 5, 1),
@@ -378,7 +378,7 @@ def told(living: Living | Model, *, alloc: bool, address: int, size: int, buffer
 
 
 @given(events=EVENTS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_living_buffers_match_the_model(events: list[tuple[bool, int, int]]) -> None:
     """Ranges touch, overlap, contain each other, are empty, and end at the last possible address."""
     living, model = Living(), Model()

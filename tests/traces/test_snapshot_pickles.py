@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from harness_runs import seeds_until_time_is_up
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, snapshots, stored, write_large
@@ -271,7 +271,6 @@ def test_a_snapshot_written_like_pytorchs_own_pickler_is_read(tmp_path: Path) ->
 
 
 SHARED = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def dumped(value: Any, protocol: int, *, python: bool) -> bytes:
@@ -284,7 +283,6 @@ def dumped(value: Any, protocol: int, *, python: bool) -> bytes:
 
 
 @given(value=snapshots(), protocol=st.integers(2, 5), python=st.booleans())
-@SAME_FOLDER
 def test_snapshots_are_read_as_by_the_model(
     tmp_path: Path, value: dict[str, Any], protocol: int, python: bool
 ) -> None:
@@ -355,7 +353,7 @@ def test_a_truncated_snapshot_without_events_is_refused_by_the_lenient_reader_to
 
 
 @given(data=st.data())
-@settings(SAME_FOLDER, max_examples=300)
+@settings(max_examples=300)
 def test_a_damaged_snapshot_is_read_as_by_the_model_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     whole, path = bytearray(small()), tmp_path / "s"
     header = 11  # protocol and frame, of which Python asks more

@@ -338,7 +338,7 @@ def between_marks(trace: Trace) -> list[tuple[int, int]]:
     return list(itertools.pairwise(marks))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(9, 400), st.integers(0, 9), st.integers(1, 4), st.booleans(), st.sampled_from([0.0, 0.5]))
 def test_iterations_have_the_requested_buffers_and_all_but_the_first_are_alike(
     n: int, seed: int, iterations: int, accesses: bool, replaced: float

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_HOLDERS = 8  #: rows of a table of holders
 #: Values of a limit's cost.
 _COSTS = (
-    *("limit_bytes", "planned", "step_seconds", "stall_seconds", "host_bytes", "moved_bytes"),
+    *("limit_bytes", "planned", "step_seconds", "added_seconds", "host_bytes", "moved_bytes"),
     "smallest_limit_bytes",
 )
 _MOST_READS = 3  #: places of value reads to name
@@ -63,7 +63,7 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
         "notes": outcome.notes,
         "seconds": outcome.seconds,
         "host_bytes": outcome.host_bytes,
-        "within_limit": None if run.within_limit is None else _cost(run.within_limit),
+        "within_limit": _cost(run),
     }
     if request.vary is not None:
         values[request.vary[0]] = run.value
@@ -72,11 +72,18 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
     return values
 
 
-def _cost(outcome: Outcome) -> dict[str, Any]:
-    """Return the cost of the limit; the numbers are None without a schedule."""
-    found = outcome.offloading or dict.fromkeys(_COSTS)
-    step, stall = found["step_seconds"], found["stall_seconds"]
-    return found | {"slow_down": 1 + stall / step if step else None, "message": outcome.message}
+def _cost(run: Run) -> dict[str, Any] | None:
+    """Return the cost of the limit; None if there was no run for it, and numbers of None without a plan."""
+    if run.within_limit is None:
+        return None
+    found = run.within_limit.offloading or dict.fromkeys(_COSTS)
+    step, added = found["step_seconds"], found["added_seconds"]
+    slow_down = 1 + added / step if step else None
+    return found | {
+        "slow_down": slow_down,
+        "compiled": run.outcome.compiles,
+        "message": run.within_limit.message,
+    }
 
 
 def _holders(recording: InputFile, device: int) -> dict[str, Any]:
@@ -165,9 +172,9 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
             f" (allocator {first.outcome.allocator}); --card NAME tries one"
         )
     for run in runs:
-        if run.within_limit is not None:
+        if (cost := _cost(run)) is not None:
             name = "" if run.value is None else f"{run.value}: "
-            yield name + limit_cost(_cost(run.within_limit), request.limit or 0)
+            yield name + limit_cost(cost, request.limit or 0)
         outcome = run.outcome
         if outcome.message:
             name = " ".join(filter(None, (run.value, outcome.allocator)))
@@ -177,20 +184,22 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
 def limit_cost(cost: dict[str, Any], limit: int | str) -> str:
     """Return a sentence on the cost of a limit if tensors are offloaded, and on the smallest limit."""
     share = isinstance(limit, str)
-    name = f"offloading (mempool run --limit {limit if share else typed_size(int(limit))})"
+    typed = limit if share else typed_size(int(limit))
+    way = f'torch.compile(backend="mempool", options={{"limit": "{typed}"}})'
+    name = f"offloading ({way if cost['compiled'] else f'mempool run --limit {typed}'})"
     if cost["limit_bytes"] is None:
         return f"{name}: no plan was made: {cost['message'] or 'the program made too few steps'}"
+    within, smallest = binary(cost["limit_bytes"]), typed_size(cost["smallest_limit_bytes"])
+    if cost["host_bytes"] is None:
+        return f"{name}: no plan holds {within}; the smallest limit with a plan is {smallest}"
     if cost["slow_down"] is None:
         time = "the time of a step is unknown"
     else:
-        step, stall = (1e3 * cost[key] for key in ("step_seconds", "stall_seconds"))
-        time = (
-            f"a step takes {cost['slow_down']:.2f} times as long ({step:.3g} ms, and {stall:.3g} ms of waits)"
-        )
+        step, added = (1e3 * cost[key] for key in ("step_seconds", "added_seconds"))
+        time = f"a step takes {cost['slow_down']:.2f} times as long ({step:.3g} ms, and {added:.3g} ms more)"
     needs = (
         f"{time}, {binary(cost['host_bytes'])} of host memory, {binary(cost['moved_bytes'])} copied a step"
     )
-    within, smallest = binary(cost["limit_bytes"]), typed_size(cost["smallest_limit_bytes"])
     if not cost["planned"]:
         return f"{name}: no plan holds {within}; --limit {smallest} has one: {needs}"
     return f"{name}{f', {within}' * share}: {needs}; the smallest limit with a plan is about {smallest}"

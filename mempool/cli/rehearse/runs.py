@@ -84,7 +84,7 @@ def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
             outcome, history = _run(stage, job, request, label), _existing(folder / "history.pickle")
             within = None
             if allocator == request.allocators[0] and _exceeds_limit(request, outcome):
-                within = _run_within_limit(stage, job, request, label)
+                within = _run_within_limit(stage, job, request, label, compiled=outcome.compiles)
             yield Run(value, outcome, history, within)
             first = False
 
@@ -97,15 +97,16 @@ def _exceeds_limit(request: Request, outcome: Outcome) -> bool:
     )
 
 
-def _run_within_limit(stage: Stage, job: Job, request: Request, label: str) -> Outcome:
-    """Run a job again on a pool that offloads tensors within the limit, until a schedule is followed."""
+def _run_within_limit(stage: Stage, job: Job, request: Request, label: str, *, compiled: bool) -> Outcome:
+    """Run a job again within the limit: compiled, or on a pool until a schedule is followed."""
     within = dataclasses.replace(
         job,
         folder=str(stage.new_folder()),
-        allocator="mempool",
+        allocator=job.allocator if compiled else "mempool",
         steps=max(job.steps, _PLANNED_STEPS),
         limit_bytes=None,
         offload_limit=request.limit,
+        compiled=compiled,
         card=None if request.machine.card is None else request.machine.card.name,
         history=False,
         plan=None,

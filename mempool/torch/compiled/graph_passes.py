@@ -16,6 +16,7 @@ from mempool.torch.compiled.graph_editor import (
     result_nodes,
 )
 from mempool.torch.compiled.joint_graph import output_of
+from solvers.rewriting.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -249,16 +250,22 @@ def apply(
     Returns:
         The run of each node of the two graphs that runs an operation.
     """
-    step = NodeIndex(merged, captured)
+    step, place = NodeIndex(merged, captured), Runs(captured.graph, rewriting).place
+    end = len(captured.graph), True, 0
     recompute(step, rewriting.recomputed)
     # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
     at = (places or {}).get
-    begun = [(swap, begin_offload(step, swap, host_limit, at(swap.value, -1))) for swap in rewriting.offloads]
+    # Copies of one slot are made in the order in which they are waited for, as the simulation has them.
+    leaving = sorted(rewriting.offloads, key=lambda swap: place(swap.release) if swap.release >= 0 else end)
+    begun = [(swap, begin_offload(step, swap, host_limit, at(swap.value, -1))) for swap in leaving]
     small = {swap.value for swap in rewriting.offloads if captured.graph.size[swap.value] <= own_bytes}
     ended = []
     for swap, ticket in begun:
         at_once = swap.value in small
         ended.append((swap, end_offload(step, swap, ticket, at_once=at_once)))
+    ended.sort(
+        key=lambda one: min((place(run) for back in one[0].reloads for run in back.consumers), default=end)
+    )
     for swap, handle in ended:
         at_once = swap.value in small
         # The last reload first: the readers are found through views that an earlier reload has not copied

@@ -144,6 +144,7 @@ class Partition:
             host_end=host_end,
             bytes_kept_before=self.shared_limit.bytes_kept_before(self.number),
             kept_bytes_at=kept_bytes_at if self.more and options.limit is not None else None,
+            least_limit_bytes=graph.least_limit(merged, step),
         )
         self.shared_limit.add(self.guard.compiled)
 

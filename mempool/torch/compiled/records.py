@@ -239,6 +239,7 @@ class CompiledGraph:
         kept_bytes_at: returns the bytes that the graph would keep between the passes within another limit;
             None: as many as now, e.g. when the function's last graph, or another function, has been
             compiled.
+        least_limit_bytes: least feasible limit if operations are not fused, which takes no compilation.
     """
 
     number: int
@@ -250,6 +251,7 @@ class CompiledGraph:
     host_end: int = 0
     bytes_kept_before: int = 0
     kept_bytes_at: Callable[[int], int] | None = None
+    least_limit_bytes: int | None = None
 
     def kept_within(self, limit: int, external: int) -> int:
         """Return the bytes kept between the passes within another limit.

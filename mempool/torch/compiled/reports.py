@@ -87,6 +87,7 @@ def _graph(compiled: CompiledGraph) -> dict[str, Any]:
         "name": compiled.options.name,
         "operations": len(graph),
         "limit_bytes": compiled.options.limit,
+        "least_limit_bytes": compiled.least_limit_bytes,
         "outside_bytes": decision.outside.always,
         "outside_forward_bytes": decision.outside.forward,
         "outside_backward_bytes": decision.outside.backward,

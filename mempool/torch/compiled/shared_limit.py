@@ -266,6 +266,16 @@ class GraphUnderLimit:
         shared.relative_bytes = max(shared.relative_bytes, int(self.options.share * peak))
         return replace(self, options=replace(self.options, limit=shared.relative_bytes, share=0.0))
 
+    def least_limit(self, merged: MergedGraph, step: Step) -> int | None:
+        """Return the least feasible limit in bytes, if operations are not fused and there is a limit."""
+        if self.options.fused or self.options.limit is None:
+            return None
+        try:
+            replace(self, options=replace(self.options, limit=1))._decide_within_limit(merged, step)
+        except PlanError as error:
+            return self._infeasible_error(error).least_bytes
+        return None
+
     def decide(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide about the graph.
 

@@ -157,7 +157,7 @@ class SchedulePlanner:
         step, swap = plan.recorded.step, plan.swap
         return {
             "step_seconds": step.duration,
-            "stall_seconds": swap.stall_seconds,
+            "added_seconds": swap.stall_seconds,
             "host_bytes": plan.copies.size,
             "moved_bytes": swap.replayed.moved_bytes + swap.replayed.returned_bytes,
             "smallest_limit_bytes": self._new_planner(step, tries=0).lowest_limit() + overhead,

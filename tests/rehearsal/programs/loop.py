@@ -9,9 +9,12 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch_size", type=int, default=64)
 parser.add_argument("--report", type=Path)
+parser.add_argument("--compile", action="store_true")
 given = parser.parse_args()
 model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 512)).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
+if given.compile:
+    model = torch.compile(model)
 try:
     for _ in range(100):
         loss = model(torch.randn(given.batch_size, 512, device="cuda")).square().mean()

@@ -64,7 +64,7 @@ struct Mark {
   std::shared_ptr<struct Capture> capture;  // set: nothing is queued, and `nodes` are what it comes after
   std::set<int> nodes;
   Clock before;  // what comes before the recording, and the stream's works up to it
-  std::int64_t end = -1;  // modelled time; negative: unknown yet
+  std::shared_ptr<struct TimedWork> timed;  // null: recorded before the clock was started
 };
 
 // Modelled time that work needs, and the engine that does it.
@@ -111,7 +111,6 @@ struct Stream {
   bool blocking = false;  // the legacy default stream waits for it: seen in captures only
   std::deque<Work> queue;
   std::uint64_t queued = 0, done = 0, allowed = 0;  // works ever
-  std::int64_t end = 0;                             // modelled time of the queued work
   std::shared_ptr<Capture> capture;
   Clock before;           // what comes before the next work
   std::set<int> reached;  // nodes of the capture that come before what is queued next
@@ -463,7 +462,7 @@ class Gpu {
   // Return the cost of a fill, or of a copy; null: work takes no time.
   std::shared_ptr<Cost> fill_cost(std::size_t bytes) const;
   std::shared_ptr<Cost> copy_cost(std::uintptr_t to, std::uintptr_t from, std::size_t bytes);
-  bool has_passed(Mark& mark);
+  bool has_passed(const Mark& mark);
 
   // The host has waited for everything on a stream, or for an event.
   void host_waited(const Stream& stream);

@@ -1,23 +1,33 @@
-// Modelled time of the devices. Calls take no time of the host. Work begins when the previous work of its stream and the awaited
-// events have ended, and its engine is free: a device has one for kernels, which fill a GPU, and one for copies in each
-// direction. Times are nanoseconds since the clock was started.
+// Modelled time of the devices, in nanoseconds since the clock was started. Calls take no time of the host. Work is ready when
+// the previous work of its stream and the awaited events have ended. A device has an engine for kernels, which fill a GPU, and one
+// for copies in each direction; an engine does the work first that was ready first.
+//
+// Times are decided as late as possible, when somebody asks, because work that is queued later may be ready earlier.
 #pragma once
 
 #include "order.hpp"
 
 namespace fake {
 
+struct TimedWork {
+  std::shared_ptr<Cost> cost;  // null: none
+  int device = 0;
+  std::int64_t issued = 0, end = -1;              // negative: not decided
+  std::vector<std::shared_ptr<TimedWork>> after;  // empty once the end is decided
+};
+
 class Timeline {
  public:
   struct Link {
     double out_latency, out_per_byte, back_latency, back_per_byte;  // nanoseconds
-    bool duplex;           // else one engine copies in both directions
-    double pageable;       // nanoseconds a byte for host memory that is not page-locked
-    double memory;         // nanoseconds a byte of device memory
+    bool duplex;      // else one engine copies in both directions
+    double pageable;  // nanoseconds a byte for host memory that is not page-locked
+    double memory;    // nanoseconds a byte of device memory
   };
   explicit Timeline(const Link& link) : link_(link) {}
 
-  std::int64_t host = 0;  // the host has waited until then
+  static constexpr std::int64_t kShortest = 2000;  // a kernel with its launch, on current GPUs
+  std::int64_t host = 0;                           // the host has waited until then
 
   Cost fill(std::size_t bytes) const { return {Cost::kKernels, nanoseconds(link_.memory * static_cast<double>(bytes))}; }
   enum Side { kDevice, kLocked, kPageable };  // memory of a device, page-locked memory of the host, and other memory
@@ -30,78 +40,82 @@ class Timeline {
     return {out || !link_.duplex ? Cost::kOut : Cost::kBack, nanoseconds((out ? link_.out_latency : link_.back_latency) + each * size)};
   }
 
-  void add(Gpu& gpu, Stream* stream, const Work& work) {
-    queue_.push_back({stream, work.cost, work.waits, work.marks, host});
-    resolve(gpu, false);
-  }
-  // Give times to the queued work up to the first kernel of an operation that has not ended; with `all`, to that work too.
-  void resolve(Gpu& gpu, bool all) {
-    for (; !queue_.empty(); queue_.pop_front()) {
-      const Queued& work = queue_.front();
-      if (work.cost != nullptr && work.cost->open && !all) return;
-      Stream& stream = *work.stream;
-      std::int64_t ready = std::max(stream.end, work.issued);
-      for (const auto& other : gpu.streams) {
-        if (gpu.waits_for(stream, *other)) ready = std::max(ready, other->end);
-      }
-      if (work.waits != nullptr) ready = std::max(ready, work.waits->end);
-      if (work.cost != nullptr) {
-        work.cost->open = false;
-        ready = run(engines_[{stream.context->device, work.cost->engine}], ready, work.cost->nanoseconds, work.issued);
-      }
-      stream.end = ready;
-      if (work.marks != nullptr) work.marks->end = ready;
+  void add(const Gpu& gpu, Stream* stream, const Work& work) {
+    auto made = std::make_shared<TimedWork>(TimedWork{work.cost, stream->context->device, host});
+    for (const auto& [other, last] : last_) {
+      if (last->end < 0 && (other == stream || gpu.waits_for(*stream, *other))) made->after.push_back(last);
     }
+    if (work.waits != nullptr && work.waits->timed != nullptr) made->after.push_back(work.waits->timed);
+    if (const auto last = last_.find(stream); last != last_.end()) made->issued = std::max(host, last->second->end);
+    if (work.marks != nullptr) work.marks->timed = made;
+    queues_[stream].push_back(made);
+    last_[stream] = std::move(made);
   }
-  void wait(Gpu& gpu, const std::int64_t& end) {
-    resolve(gpu, true);
-    host = std::max(host, end);
+  // Let the host wait for work, or for the last work of a stream.
+  void wait(const TimedWork& work) {
+    while (work.end < 0 && decide(INT64_MAX, true)) {
+    }
+    host = std::max(host, work.end);
   }
-  bool has_passed(Gpu& gpu, const std::int64_t& end) {
-    resolve(gpu, false);
-    if (end >= 0 && end <= host) return true;
+  void wait(const Stream& stream) {
+    if (const auto last = last_.find(&stream); last != last_.end()) wait(*last->second);
+  }
+  bool has_passed(const TimedWork& work) {
+    while (decide(host, false)) {
+    }
+    if (work.end >= 0 && work.end <= host) return true;
     host += kQuery;
     return false;
   }
-
-  static constexpr std::int64_t kShortest = 2000;  // a kernel with its launch, on current GPUs
+  bool has_passed(const Stream& stream) {
+    const auto last = last_.find(&stream);
+    return last == last_.end() || has_passed(*last->second);
+  }
+  std::int64_t between(const TimedWork& begin, const TimedWork& end) {
+    while ((begin.end < 0 || end.end < 0) && decide(INT64_MAX, true)) {
+    }
+    return end.end - begin.end;
+  }
 
  private:
   static constexpr std::int64_t kQuery = 1000;  // for a negative answer, so that a loop of queries ends
 
-  struct Queued {
-    Stream* stream;
-    std::shared_ptr<Cost> cost;
-    std::shared_ptr<Mark> waits, marks;
-    std::int64_t issued;
-  };
-  using Busy = std::map<std::int64_t, std::int64_t>;  // end of each busy time, by its begin
-
   static std::int64_t nanoseconds(double time) { return static_cast<std::int64_t>(time + 0.5); }
 
-  // Take the first free time of an engine that is long enough, and return its end: work that is ready earlier runs earlier.
-  static std::int64_t run(Busy& busy, std::int64_t ready, std::int64_t length, std::int64_t now) {
-    while (!busy.empty() && busy.begin()->second <= now) busy.erase(busy.begin());
-    if (length <= 0) return ready;
-    auto next = busy.upper_bound(ready);
-    if (next != busy.begin()) ready = std::max(ready, std::prev(next)->second);
-    for (; next != busy.end() && next->first < ready + length; ++next) ready = std::max(ready, next->second);
-    const std::int64_t end = ready + length;
-    auto added = busy.emplace(ready, end).first;
-    if (next != busy.end() && next->first == end) {
-      added->second = next->second;
-      busy.erase(next);
+  // Decide the time of the work that begins first, and not after `until`; return false if there is none, or, without `force`, if it
+  // belongs to an operation that has not ended.
+  bool decide(std::int64_t until, bool force) {
+    std::deque<std::shared_ptr<TimedWork>>* first = nullptr;
+    std::pair<std::int64_t, std::int64_t> best{INT64_MAX, 0};  // begin, and when it was ready
+    for (auto& [stream, queue] : queues_) {
+      if (queue.empty()) continue;
+      const TimedWork& work = *queue.front();
+      std::pair<std::int64_t, std::int64_t> times{0, work.issued};
+      bool ready = true;
+      for (const auto& other : work.after) {
+        ready = ready && other->end >= 0;
+        times.second = std::max(times.second, other->end);
+      }
+      times.first = work.cost == nullptr ? times.second : std::max(times.second, free_[{work.device, work.cost->engine}]);
+      if (ready && times < best) best = times, first = &queue;
     }
-    if (added != busy.begin() && std::prev(added)->second == added->first) {
-      std::prev(added)->second = added->second;
-      busy.erase(added);
+    if (first == nullptr || best.first > until) return false;
+    TimedWork& work = *first->front();
+    if (work.cost != nullptr && work.cost->open && !force) return false;
+    work.end = best.first;
+    if (work.cost != nullptr) {
+      work.cost->open = false;
+      if (work.cost->nanoseconds > 0) free_[{work.device, work.cost->engine}] = work.end += work.cost->nanoseconds;
     }
-    return end;
+    work.after.clear();
+    first->pop_front();
+    return true;
   }
 
   const Link link_;
-  std::deque<Queued> queue_;  // work without a time, in the order of the calls
-  std::map<std::pair<int, int>, Busy> engines_;  // by device and engine
+  std::map<const Stream*, std::deque<std::shared_ptr<TimedWork>>> queues_;  // without a time, by stream
+  std::map<const Stream*, std::shared_ptr<TimedWork>> last_;               // queued work of each stream
+  std::map<std::pair<int, int>, std::int64_t> free_;                       // end of the last work, by device and engine
 };
 
 inline void Gpu::add_time(Stream* stream, const Work& work) {
@@ -120,16 +134,18 @@ inline std::shared_ptr<Cost> Gpu::copy_cost(std::uintptr_t to, std::uintptr_t fr
   };
   return std::make_shared<Cost>(timeline->copy(side(to), side(from), bytes));
 }
-inline bool Gpu::has_passed(Mark& mark) { return mark.done && (timeline == nullptr || timeline->has_passed(*this, mark.end)); }
+inline bool Gpu::has_passed(const Mark& mark) {
+  return mark.done && (timeline == nullptr || mark.timed == nullptr || timeline->has_passed(*mark.timed));
+}
 
 inline void Gpu::host_waited(const Stream& stream) {
-  if (timeline != nullptr) timeline->wait(*this, stream.end);
+  if (timeline != nullptr) timeline->wait(stream);
   if (order == nullptr) return;
   join(order->host, stream.before);
   order->host[&stream] = stream.queued;
 }
 inline void Gpu::host_waited(const Mark& mark) {
-  if (timeline != nullptr) timeline->wait(*this, mark.end);
+  if (timeline != nullptr && mark.timed != nullptr) timeline->wait(*mark.timed);
   if (order != nullptr) join(order->host, mark.before);
 }
 

@@ -42,7 +42,7 @@ EXPORTED int cudaStreamQuery(Handle handle) {
   const fake::Stream* const stream = call.stream(handle);
   if (stream == nullptr) return noted(fake::kInvalidHandle);
   if (stream->capture != nullptr) return noted(fake::kCaptureUnsupported);
-  if (stream->done < stream->queued || (gpu->timeline != nullptr && !gpu->timeline->has_passed(*gpu, stream->end))) return fake::kNotReady;
+  if (stream->done < stream->queued || (gpu->timeline != nullptr && !gpu->timeline->has_passed(*stream))) return fake::kNotReady;
   gpu->host_waited(*stream);
   return fake::kSuccess;
 }
@@ -97,8 +97,8 @@ EXPORTED int cudaEventElapsedTime(float* ms, const fake::Event* begin, const fak
     return noted(fake::kInvalidHandle);
   }
   if (gpu->timeline != nullptr) {
-    gpu->timeline->resolve(*gpu, begin->mark->end < 0 || end->mark->end < 0);
-    *ms = static_cast<float>(static_cast<double>(end->mark->end - begin->mark->end) * 1e-6);
+    if (begin->mark->timed == nullptr || end->mark->timed == nullptr) return noted(fake::kInvalidHandle);
+    *ms = static_cast<float>(static_cast<double>(gpu->timeline->between(*begin->mark->timed, *end->mark->timed)) * 1e-6);
     return 0;
   }
   const std::chrono::duration<float, std::milli> took = end->mark->time - begin->mark->time;
