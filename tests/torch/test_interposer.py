@@ -280,12 +280,17 @@ def test_ctrl_c_at_any_time_leaves_values_and_counters_right() -> None:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def test_write_outside_inference_mode_to_its_first_view_of_a_kind_is_an_error(mode: Adversary) -> None:
+@pytest.mark.parametrize(
+    "view", [lambda tensor: tensor.unfold(0, 10, 10), lambda tensor: tensor.unflatten(0, (10, 100))]
+)
+def test_write_outside_inference_mode_to_its_first_view_of_a_kind_is_an_error(
+    mode: Adversary, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     tensor = offloaded_range(mode).requires_grad_().clone()
     with torch.inference_mode():
-        view = tensor.unfold(0, 10, 10)
+        made = view(tensor)
     with pytest.raises(RuntimeError, match="created in inference mode"):
-        view.add_(1)
+        made.add_(1)
 
 
 def test_profile_lacks_the_operations_of_estimates(mode: Adversary) -> None:

@@ -157,8 +157,14 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const void* const one = mode.load(std::memory_order_acquire);
     return one != nullptr && sees_alone(one, below);
   });
-  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error.
-  const bool views = traits.views || (traits.aliases && c10::InferenceMode::is_enabled());
+  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
+  // would get composite operations whole, too.
+  const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
+  if (infers && traits.composite && traits.lent == Lent::kNothing) {
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    return;
+  }
+  const bool views = traits.views || (traits.aliases && infers);
   if (sees_it_alone && views && run_view(op, traits, below, stack)) return;
   const bool awaits = sees_it_alone && follower().sees_alone(below);
   if (sees_it_alone && run_entry(op, below, stack, awaits && follower().is_following())) return;
