@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", metavar="K/N", help="run every Nth test, from the Kth on")
     parser.add_argument("--train", action="store_true", help="train first, so that the pool has a plan")
     parser.add_argument("--standin", action="store_true", help="on the stand-in for CUDA")
+    parser.add_argument("--values", choices=("copied", "zero"), default="copied", help="of the stand-in")
     parser.add_argument("--options", action="append", metavar="OPTIONS", help="of `mempool run`, for a way")
     parser.add_argument("--seconds", type=float, default=60, help="a test may take that long; default: 60")
     parser.add_argument("--json", type=Path, help="write all outcomes")
@@ -221,7 +222,7 @@ def main() -> None:
 
             installation = standin.find_installation()
             standin.write_libraries(folder, installation)
-            settings = Machine(card("H100"), values="copied").settings(installation)
+            settings = Machine(card("H100"), values=chosen.values).settings(installation)
             environment = {
                 standin.FOLDER: str(folder),
                 standin.SETTINGS: settings + ",arguments=/dev/null",

@@ -113,3 +113,12 @@ def test_torchscript_pickle_holds_offloaded_values(mode: Adversary) -> None:
     mode.offload_all()
     data = torch._C._pickle_save([x])
     assert x.numpy().tobytes() in bytes(data)
+
+
+@pytest.mark.usefixtures("mode")
+def test_entry_of_a_typed_storage_brings_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.storage, "_always_warn_typed_storage_removal", True)
+    storage = torch.storage.TypedStorage([0, 7], dtype=torch.int64, _internal=True)
+    with pytest.warns(UserWarning, match="TypedStorage is deprecated") as warned:
+        number = storage[1]
+    assert (number, len(warned)) == (7, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -314,10 +315,10 @@ class FakePool:
     """A pool that serves an operation so many bytes for itself."""
 
     def __init__(self) -> None:
-        self.total = 0
+        self.total = self.kept = 0
 
     def stats(self) -> Any:
-        return {"live": {"current": 0, "peak": 1 << 40, "total": self.total}}
+        return {"live": {"current": self.kept, "peak": 1 << 40, "total": self.total}}
 
 
 class TestWorkspace:
@@ -342,6 +343,28 @@ class TestWorkspace:
             kept[1].sum()
             assert offloaded(kept) == [0]
             assert mode.iterations.current.workspaces[len(mode.iterations.current) - 1] == 2 * MIB
+
+    def test_workspace_that_a_library_keeps_is_foreseen_in_the_next_thread(self) -> None:
+        """As cuBLAS does, for all products of a thread."""
+        pool: Any = FakePool()
+        footprints, x = OpFootprints(PoolCounters(pool)), torch.ones(4, 4)
+        mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+
+        def run(func: Any, args: Any, kept: int) -> int:
+            foreseen = footprints.footprint(func, args, {}, 128, 0)
+            workspace: int = foreseen.workspace_bytes
+            footprints.begin()
+            pool.total += 64 + kept
+            pool.kept += 64 + kept
+            footprints.end(func, foreseen, 128, 64)
+            return workspace
+
+        assert [run(addmm, (x, x, x), kept) for kept in (MIB, 0, 0)] == [0, MIB, 0]
+        with ThreadPoolExecutor(1) as threads, ThreadPoolExecutor(1) as others:
+            for func, args, kept, foreseen in ((mm, (x, x), MIB, MIB), (addmm, (x, x, x), 0, 0)):
+                assert threads.submit(run, func, args, kept).result() == foreseen
+            assert others.submit(run, addmm, (x, x, x), MIB).result() == MIB  # with shapes that are known
+        assert run(self.add, (x, x), 0) == 0
 
 
 class TestOutOfMemory:

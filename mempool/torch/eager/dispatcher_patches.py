@@ -208,7 +208,8 @@ class DispatcherPatches:
         def entry(storage: Any, key: Any) -> Any:
             if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
                 self.hold_resident(storage)
-            elif storage.device.type == "cpu":  # the bytes are at the address, wherever they lie
+            elif getattr(storage, "_untyped_storage", storage).device.type == "cpu":
+                # The bytes are at the address, wherever they lie.
                 with hidden_from_program(), interposer.own_operations():
                     return function(storage, key)
             return function(storage, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
 _HUNGRY = ("conv", "rnn", "lstm", "gru")
+#: Operations that share a workspace, which cuBLAS keeps for each thread: 32 MiB on an H100.
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear")
 
 
 class Footprint:
@@ -63,6 +66,10 @@ class PoolCounters:
         live: dict[str, int] = self._client.stats()["live"]
         return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
 
+    def kept(self) -> int:
+        """Return the bytes alive now beyond those alive at `begin`."""
+        return max(int(self._client.stats()["live"]["current"]) - self._live, 0)
+
 
 class OpFootprints:
     """Cache of footprints by operation and shapes.
@@ -81,6 +88,8 @@ class OpFootprints:
         self._largest_result: dict[Any, int] = {}
         self._workspace_share: dict[Any, float] = {}
         self._growth: dict[Any, float] = {}  # largest ratio of result bytes to argument bytes
+        self._kept_workspace = 0  # bytes that a product kept when first run in a thread
+        self._product_threads: set[int] = set()  # threads that have run a product
 
     def footprint(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Footprint:
         """Return the footprint of an operation.
@@ -112,6 +121,8 @@ class OpFootprints:
             touched = given + made + (more if func in self._workspace_share else 0)
             workspace = self._estimated_workspace(func, touched)
             need = self.cache[key] = Footprint(made + more, workspace, is_guess=more > 0)
+        if self._kept_workspace and _is_product(func) and threading.get_ident() not in self._product_threads:
+            need.workspace_bytes, need.samples = max(need.workspace_bytes, self._kept_workspace), 0
         return need
 
     def _estimated_workspace(self, func: Any, touched: int) -> int:
@@ -138,6 +149,9 @@ class OpFootprints:
         if need.samples < OPTIONS.footprint_samples:
             if self._counters is not None:
                 room = max(self._counters.taken() - made, 0)
+                if _is_product(func) and threading.get_ident() not in self._product_threads:
+                    self._product_threads.add(threading.get_ident())
+                    self._kept_workspace = max(self._kept_workspace, self._counters.kept() - made)
                 need.workspace_bytes = min(need.workspace_bytes, room) if need.samples else room
                 self._workspace_share[func] = max(
                     self._workspace_share.get(func, 0), room / max(given + made, 1)
@@ -177,6 +191,11 @@ def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
     if isinstance(value, torch.Tensor):
         return kind, value.shape, value.dtype
     return kind, None if kind is float and not sized else value
+
+
+@functools.cache
+def _is_product(func: Any) -> bool:
+    return func in NATIVE and str(func).split(".")[1] in _PRODUCTS
 
 
 @functools.cache
