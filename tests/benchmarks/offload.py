@@ -1,17 +1,23 @@
 """Training within less memory on a modelled GPU: PyTorch's ways beside ours, time of a step and peak.
 
     python tests/benchmarks/offload.py [--card H100] [--link pcie5] [--only MODEL ...] [--ways WAY ...]
+    python tests/benchmarks/offload.py --loops
 
 Needs a CUDA build of PyTorch and a C++ compiler, and no GPU: each run is a process on the stand-in, whose
 kernels take the roofline's time of the card and whose copies take the link's (`mempool.rehearsal.clock`). The
 host takes no time. First come the peers, then ours within the peak of each of them, and within shares of the
-plain peak. *Predicted* is the plain time, and what our plan adds to it. A way that fails prints its error.
+plain peak. *Predicted* is the time without a limit, and what our plan adds to it. Compiled graphs run
+operation by operation, as the stand-in has no compiler. A way that fails prints its error. The second form
+prints the loops of `tests/gpu` beside an H100's times.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import on_standin
@@ -26,11 +32,14 @@ from solvers.swap.link import parse_link
 if TYPE_CHECKING:
     from models import Model
 
-PEERS = ("save_on_cpu", "save_on_cpu, pageable", "offload", "checkpoint", "budget 0.5", "budget 0.1")
+PEERS = ("save_on_cpu", "offload", "checkpoint", "budget 0.5", "budget 0.1")
+UNMATCHED = ("compiled", "save_on_cpu, pageable")  #: ways whose peak is that of another one
 OURS = ("ours", "ours, compiled")
 SHARES = (0.8, 0.6, 0.4)
 HOST_BYTES = 256 << 30  #: address space for copies; nothing is written to it
 STEPS, STEPS_OF_OURS = 4, 16  #: steps of a run, of which the last is told; ours with all plans made
+#: Milliseconds of a step on an H100 (`tests/gpu/compare.py`, 2026-11-27), and different steps of a loop.
+LOOPS = {"gpt": (64.2, 1), "lengths": (40.2, 13), "cnn": (141.4, 1)}
 MODELS = {"GPT-2": False, "GPT-2, bfloat16": True, "ResNet-18": False}  #: whether autocast to bfloat16
 
 
@@ -48,7 +57,7 @@ def _loss(way: str, model: Model, limit: int | None) -> Any:
     import torch
     from rewriting_peers import compiled
 
-    if not way.startswith("budget") and way != "ours, compiled":
+    if way not in ("compiled", "ours, compiled") and not way.startswith("budget"):
         return model.loss
     state = 2 * sum(one.nbytes for one in model.parameters())
     options = compiled(way.removesuffix(", compiled"), "cuda", limit, state, "eager")
@@ -102,36 +111,60 @@ def train(way: str, name: str, limit: int | None, gpu: str, link: str) -> dict[s
     return told
 
 
+def train_loop(loop: str) -> dict[str, Any]:
+    """Train a loop of `tests/gpu` on the modelled H100; return the milliseconds of a step."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+    from workloads import WORKLOADS
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)  # as on the H100
+    clock.start(rates_of("H100", card("H100").capability), parse_link("pcie5"))
+    model, loss_of = WORKLOADS[loop]()
+    model.cuda()
+    optimizer, (_, steps), begin = torch.optim.AdamW(model.parameters()), LOOPS[loop], 0.0
+    for number in range(2 * steps):
+        if number == steps:
+            torch.cuda.synchronize()
+            begin = clock.now()
+        optimizer.zero_grad()
+        loss_of(model, number).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return {"ms": 1e3 * (clock.now() - begin) / steps}
+
+
 def compare(name: str, ways: list[str], gpu: str, link: str) -> None:
     """Print a line for each way of a model."""
     print(f"\n### {name}\n\n| way | limit GB | peak GB | of plain | ms a step | slower | predicted ms |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
-    plain: dict[str, Any] = {}
+    rows: dict[str, dict[str, Any]] = {}
 
-    def measure(label: str, way: str, limit: int | None = None) -> dict[str, Any]:
+    def measure(label: str, way: str, limit: int | None = None) -> None:
         try:
             row = in_child(train, way, name, limit, gpu, link)
         except SystemExit as error:
             lines = [line for line in str(error).splitlines() if "Error" in line] or [str(error)]
             print(f"| {label} | {lines[-1].strip()[:200]} |", flush=True)
-            return {}
-        base = plain or row
+            return
+        rows[label], plain = row, rows.get("plain", row)
+        unlimited = rows.get("compiled", plain) if way == "ours, compiled" else plain
         cells = (
             label,
             "" if limit is None else f"{limit / 1e9:.2f}",
             f"{row['peak_bytes'] / 1e9:.2f}",
-            f"{row['peak_bytes'] / base['peak_bytes']:.1%}",
+            f"{row['peak_bytes'] / plain['peak_bytes']:.1%}",
             f"{1e3 * row['seconds']:.1f}",
-            f"{row['seconds'] / base['seconds'] - 1:+.1%}",
-            "" if row.get("added") is None else f"{1e3 * (base['seconds'] + row['added']):.1f}",
+            f"{row['seconds'] / plain['seconds'] - 1:+.1%}",
+            "" if row.get("added") is None else f"{1e3 * (unlimited['seconds'] + row['added']):.1f}",
         )
         print("|", " | ".join(cells), "|", flush=True)
-        return row
 
-    plain = measure("plain", "plain")
-    peaks = {way: measure(way, way).get("peak_bytes") for way in PEERS if way in ways}
-    limits = {f"in the peak of {way}": peak for way, peak in peaks.items() if peak and "pageable" not in way}
-    limits |= {f"{share:.0%}": int(share * plain["peak_bytes"]) for share in SHARES}
+    for way in ("plain", *filter(ways.__contains__, (*UNMATCHED, *PEERS))):
+        measure(way, way)
+    limits = {f"in the peak of {way}": rows[way]["peak_bytes"] for way in PEERS if way in rows}
+    limits |= {f"{share:.0%}": int(share * rows["plain"]["peak_bytes"]) for share in SHARES}
     for label, limit in limits.items():
         for way in filter(ways.__contains__, OURS):
             measure(f"{way}, {label}", way, limit)
@@ -145,13 +178,19 @@ def main() -> None:
     parser.add_argument("--card", default="H100")
     parser.add_argument("--link", default="pcie5")
     parser.add_argument("--only", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--ways", nargs="+", choices=[*PEERS, *OURS], default=[*PEERS, *OURS])
+    parser.add_argument("--loops", action="store_true")
+    ways = [*UNMATCHED, *PEERS, *OURS]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways)
     options = parser.parse_args()
     with on_standin.loaded():
         import torch
         import torch._dynamo  # for all processes
 
         print(f"PyTorch {torch.__version__}, {options.card}, {options.link}")
+        for loop, (measured, _) in LOOPS.items() if options.loops else ():
+            print(f"{loop}: {in_child(train_loop, loop)['ms']:.1f} ms, on an H100 {measured}")
+        if options.loops:
+            return
         for name in options.only:
             compare(name, options.ways, options.card, options.link)
 

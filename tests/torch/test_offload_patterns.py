@@ -18,7 +18,7 @@ from mempool.torch.offload.options import OPTIONS
 if TYPE_CHECKING:
     from mempool.torch.eager.patterns import OffloadSchedule
 
-MIB = 1 << 20
+MIB, CPU = 1 << 20, torch.device("cpu")
 LIMIT = 2 * MIB
 #: Batches by letter; in small letters without a step of the optimizer: g accumulates, e only looks.
 SIZES = {"A": 1024, "B": 1536, "C": 700, "D": 512, "E": 900, "F": 1100, "g": 1024, "e": 1024}
@@ -122,3 +122,40 @@ def test_only_a_stale_pattern_is_replaced() -> None:
     assert patterns.matching_prefix(RecordedIteration(), 1, None) is made[1]
     assert patterns.matching_prefix(RecordedIteration(), OPTIONS.max_patterns, None) is not None
     assert not patterns.recurs(new.recording)  # it has one
+
+
+class Kept(torch.autograd.Function):
+    """A function whose backward saves a tensor and never reads it, as that of an LSTM's cell does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x + 1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * 2
+
+
+def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
+    x, size = torch.ones(1 << 14, requires_grad=True), 4 << 14
+    with OffloadMode(HostEngine(1 << 24), CPU, 6 * size) as mode:
+        evicted = list[int]()
+        for _ in range(5):
+            y = x
+            for _ in range(12):
+                y = Kept.apply(y)
+            y.sum().backward()
+            assert x.grad is not None
+            assert x.grad.eq(2.0**12).all()
+            x.grad = None
+            mode.step()
+            evicted.append(mode.counts.evicted)
+        schedule = mode.iterations.schedule
+        assert schedule is not None
+        assert schedule.recorded.step.peak_bytes > 12 * size
+        assert schedule.swap.limit_bytes <= 6 * size
+        assert mode.counts.iteration_out_bytes >= 8 * size
+        assert mode.counts.iteration_in_bytes == 0
+        assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule
+        assert mode.counts.over == 0

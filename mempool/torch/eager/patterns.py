@@ -122,6 +122,8 @@ def schedule_of(
         made.before[int(moves.release[row]) % k].append((RELEASE, buffer))
     for row in moves.use.argsort(kind="stable").tolist():
         buffer = int(moves.buffer[row])
+        if (buffer, int(moves.use[row]) % k) in recorded.unread:
+            continue
         made.before[int(moves.fetch[row]) % k].append((RELOAD, buffer))
         made.reload_moves[int(moves.use[row]) % k, buffer] = row
     for last, row in zip(copies.last.tolist(), copies.of.tolist(), strict=True):

@@ -87,11 +87,13 @@ class RecordedStep:
         numbers: for each row, the number of the storage; -1 for a workspace.
         born: row of each made storage, by (operation, place among the operation's results), and of each met
             storage, by (operation, -1, -2 and so on).
+        unread: accesses by (row, operation) that stand for a death.
     """
 
     step: Step
     numbers: list[int]
     born: dict[tuple[int, int], int]
+    unread: frozenset[tuple[int, int]] = frozenset()
 
 
 def recorded_step(recording: RecordedIteration, seconds: list[float]) -> RecordedStep:
@@ -101,6 +103,9 @@ def recorded_step(recording: RecordedIteration, seconds: list[float]) -> Recorde
     counts 0 bytes, since any need for room evicts such a storage and nobody reloads it. A storage left over
     from the previous iteration takes memory until freed; a storage left for the next iteration takes memory
     from the operation that made it.
+
+    A storage that lives long after its last access, as autograd saves some that no backward reads, counts as
+    read when it dies: so it may leave before. Nothing reloads it then: see `RecordedStep.unread`.
     """
     k = len(recording)
     numbers = [record.number for record in recording.initial_records] + [
@@ -124,7 +129,14 @@ def recorded_step(recording: RecordedIteration, seconds: list[float]) -> Recorde
     for number, at, wrote in recording.accesses():
         if (row := row_of.get(number)) is not None and start[row] <= at < end[row]:
             touched[row, at] = touched.get((row, at), False) or wrote
-    used = {row for row, _ in touched}
+    last = dict(sorted(touched))
+    unread = {
+        (row, end[row] - 1)
+        for row, at in last.items()
+        if numbers[row] in recording.deaths and end[row] - 1 - at > k // OPTIONS.dead_tail_divisor + 1
+    }
+    touched.update(dict.fromkeys(unread, False))
+    used = last.keys()
     for row, record in enumerate(recording.initial_records):
         if stays[row] and record.movable and row not in used:
             size[row] = 0
@@ -152,7 +164,7 @@ def recorded_step(recording: RecordedIteration, seconds: list[float]) -> Recorde
         names=tuple(str(function) for function in recording.functions),
         circular=True,
     )
-    return RecordedStep(step, numbers, born)
+    return RecordedStep(step, numbers, born, frozenset(unread))
 
 
 def _places(recording: RecordedIteration) -> dict[tuple[int, int], int]:

@@ -47,6 +47,8 @@ class OffloadOptions:
         period_divergences: consecutive diverging iterations that disprove a period.
         period_shared_storages: share of the storages used in one iteration that the next must use too.
 
+        dead_tail_divisor: a storage that lives for more than that share of an iteration's operations after
+            its last access may be offloaded until its death.
         min_wait_share: waits below this share of an iteration's duration are ignored.
         max_planning_failures: failures after which no schedule is tried any more.
         max_wait_changes: changes of a schedule after waits.
@@ -109,6 +111,7 @@ class OffloadOptions:
     period_divergences: int = 3
     period_shared_storages: float = 0.8
 
+    dead_tail_divisor: int = 64
     min_wait_share: float = 1 / 1000
     max_planning_failures: int = 3
     max_wait_changes: int = 16
