@@ -333,7 +333,7 @@ def test_repeated_operations_on_entries_run_without_the_mode(pool: mempool.torch
     assert target.sum().item() == ELEMENTS + 1000
 
 
-def test_entries_of_a_storage_on_the_host_are_those_of_the_storage(pool: mempool.torch.TensorPool) -> None:
+def test_entries_of_a_storage_on_the_host_have_its_bytes(pool: mempool.torch.TensorPool) -> None:
     """Each write through entries makes the copy on the host stale, and reloads the storage if parked."""
     program, target, source = Tensors(), torch.zeros(ELEMENTS), torch.arange(float(ELEMENTS))
     mode, expected = mode_of(pool), torch.zeros(ELEMENTS).numpy().copy()
