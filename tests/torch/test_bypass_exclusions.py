@@ -66,6 +66,17 @@ class TestBypassExclusions:
             assert passes(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
+    @pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+    @pytest.mark.usefixtures("open_pool")
+    def test_kernel_in_python_without_autograd(self) -> None:
+        with torch.library._scoped_library("mempool_tests", "FRAGMENT") as library:
+            library.define("tripled(Tensor x) -> Tensor")
+            library.impl("tripled", lambda x: x * 3, "CPU")
+            x = torch.ones(100, requires_grad=True)
+            for _ in range(3):
+                torch.ops.mempool_tests.tripled(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((100,), 9.0))
+
     def test_fake_tensor(self, open_pool: Any) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 

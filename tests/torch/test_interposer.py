@@ -312,3 +312,18 @@ def test_classes_of_tensors_are_called_as_without_a_mode(mode: Adversary, argume
     named = Named(offloaded_range(mode))
     assert named.sum().item() == SUM
     assert named.add(1).sum().item() == SUM + 1000
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd"])
+def test_kernels_in_python_without_autograd_compute_gradients(mode: Adversary, key: str) -> None:
+    with torch.library._scoped_library("mempool_tests", "FRAGMENT") as library:
+        library.define(f"doubled_{key}(Tensor x) -> Tensor")
+        library.impl(f"doubled_{key}", lambda x: x * 2, key)
+        tensor = offloaded_range(mode).requires_grad_()
+        mode.offload_all()
+        result = getattr(torch.ops.mempool_tests, f"doubled_{key}")(tensor)
+        mode.offload_all()
+        result.sum().backward()
+    assert result.sum().item() == 2 * SUM
+    assert tensor.grad.sum().item() == 2000

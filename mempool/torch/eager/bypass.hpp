@@ -76,6 +76,10 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     if (need) ++all.passed;
   }
   if (need && !run_hidden(op, below, stack, operation.repeatable && *need > 0)) need.reset();
+  if (!need && records_within(op, operation, *stack)) {
+    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    return;
+  }
   if (!need) {
     run_awaited(op, below, stack, signature);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;

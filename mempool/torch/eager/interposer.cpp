@@ -38,6 +38,12 @@ bool any_installed() {
   return std::any_of(installed.begin(), installed.end(), [](const auto& mode) { return mode.load(std::memory_order_acquire); });
 }
 
+Devices all_installed() {
+  Devices all{};
+  for (std::size_t at = 0; at < kDevices.size(); ++at) all[at] = installed[at].load(std::memory_order_acquire) != nullptr;
+  return all;
+}
+
 // Return whether a mode will see the operation, as far as other modes pass it on.
 bool will_see(const void* mode, DispatchKeySet below) {
   if (!below.has(DispatchKey::Python)) return false;
@@ -166,14 +172,17 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   }
   const bool views = traits.views || (traits.aliases && infers);
   if (sees_it_alone && views && run_view(op, traits, below, stack)) return;
+  if (sees_it_alone && records_within(op, traits, *stack)) {
+    run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
+    return;
+  }
   const bool awaits = sees_it_alone && follower().sees_alone(below);
   if (sees_it_alone && run_entry(op, below, stack, awaits && follower().is_following())) return;
   if (awaits && run_followed(op, below, stack)) return;
-  Devices unseen{}, all_devices{};
+  Devices unseen{};
   bool sees = false;
   for (std::size_t at = 0; at < kDevices.size(); ++at) {
     const void* mode = installed[at].load(std::memory_order_acquire);
-    all_devices[at] = mode != nullptr;
     unseen[at] = mode != nullptr && !will_see(mode, below);
     sees |= mode != nullptr && !unseen[at];
   }
@@ -183,9 +192,9 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
   } else if (is_only && below.has(DispatchKey::Tracer)) {
     const Hidden hidden;  // the trace would record what the mode does
-    run_lent(op, below.remove(DispatchKey::Python), stack, all_devices, false, traits.writes);
+    run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
-    run_lent(op, below, stack, all_devices, traits.lent == Lent::kIntegers, traits.writes);
+    run_lent(op, below, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else if (sees_it_alone) {

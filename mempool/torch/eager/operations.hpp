@@ -67,6 +67,7 @@ struct Traits {
   bool inert;       // without tensors among arguments and results, such as profiler marks
   bool repeatable;  // neither writes arguments nor draws random numbers
   bool reads;       // reads a single number
+  bool bare;        // of another library, without a kernel for autograd: gradients go through the operations within
   bool aliases;     // one of PyTorch's that returns views of its arguments, and makes nothing else
   // Learned from the mode:
   bool views = false;
@@ -95,6 +96,8 @@ class Operations {
       const std::string type = one.type()->str();
       return type.find("Tensor") == std::string::npos && type.find("Storage") == std::string::npos && type != "Any";
     };
+    constexpr std::array<DispatchKey, 3> kAutograd = {DispatchKey::Autograd, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA};
+    const auto has_kernel = [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); };
     const auto is_alias = [](const c10::Argument& one) { return one.alias_info() != nullptr; };
     const c10::FunctionSchema& schema = op.schema();
     const auto space = schema.getNamespace().value_or("");
@@ -119,6 +122,7 @@ class Operations {
                             std::all_of(schema.returns().begin(), schema.returns().end(), is_number),
                    .repeatable = !draws && !schema.is_mutable() && !updates,
                    .reads = name.starts_with("_local_scalar_dense."),
+                   .bare = !known && !composite && std::none_of(kAutograd.begin(), kAutograd.end(), has_kernel),
                    .aliases = space == "aten" && !composite && !schema.is_mutable() && !schema.returns().empty() &&
                               std::all_of(schema.returns().begin(), schema.returns().end(), is_alias)},
     };
@@ -147,6 +151,19 @@ Traits traits_of(const c10::OperatorHandle& op) {
   Operations& all = operations();
   const std::lock_guard lock(all.mutex);
   return all.of(op).traits;
+}
+
+bool requires_grad(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().requires_grad();
+  if (!value.isList()) return false;
+  const auto list = value.toListRef();
+  return std::any_of(list.begin(), list.end(), requires_grad);
+}
+
+// Return whether autograd records the operations within an operation, which it would not see below the mode.
+bool records_within(const c10::OperatorHandle& op, const Traits& traits, const torch::jit::Stack& stack) {
+  if (!traits.bare || !at::GradMode::is_enabled()) return false;
+  return std::any_of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end(), requires_grad);
 }
 
 using Storages = c10::SmallVector<const c10::Storage*, 8>;
