@@ -41,7 +41,7 @@ class Timeline {
   }
 
   void add(const Gpu& gpu, Stream* stream, const Work& work) {
-    auto made = std::make_shared<TimedWork>(TimedWork{work.cost, stream->context->device, host});
+    auto made = std::make_shared<TimedWork>(TimedWork{work.cost, stream->context->device, host, -1, {}});
     for (const auto& [other, last] : last_) {
       if (last->end < 0 && (other == stream || gpu.waits_for(*stream, *other))) made->after.push_back(last);
     }
