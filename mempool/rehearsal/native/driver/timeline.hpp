@@ -1,9 +1,11 @@
 // Modelled time of the devices, in nanoseconds since the clock was started. Calls take no time of the host. Work is ready when
 // the previous work of its stream and the awaited events have ended. A device has an engine for kernels, which fill a GPU, and one
-// for copies in each direction; an engine does the work first that was ready first.
+// for copies in each direction; an engine does the work first that was ready first, and of equally ready work the earlier call.
 //
 // Times are decided as late as possible, when somebody asks, because work that is queued later may be ready earlier.
 #pragma once
+
+#include <array>
 
 #include "order.hpp"
 
@@ -12,6 +14,7 @@ namespace fake {
 struct TimedWork {
   std::shared_ptr<Cost> cost;  // null: none
   int device = 0;
+  std::int64_t number = 0;                        // in the order of the calls
   std::int64_t issued = 0, end = -1;              // negative: not decided
   std::vector<std::shared_ptr<TimedWork>> after;  // empty once the end is decided
 };
@@ -41,7 +44,7 @@ class Timeline {
   }
 
   void add(const Gpu& gpu, Stream* stream, const Work& work) {
-    auto made = std::make_shared<TimedWork>(TimedWork{work.cost, stream->context->device, host, -1, {}});
+    auto made = std::make_shared<TimedWork>(TimedWork{work.cost, stream->context->device, added_++, host, -1, {}});
     for (const auto& [other, last] : last_) {
       if (last->end < 0 && (other == stream || gpu.waits_for(*stream, *other))) made->after.push_back(last);
     }
@@ -86,23 +89,23 @@ class Timeline {
   // belongs to an operation that has not ended.
   bool decide(std::int64_t until, bool force) {
     std::deque<std::shared_ptr<TimedWork>>* first = nullptr;
-    std::pair<std::int64_t, std::int64_t> best{INT64_MAX, 0};  // begin, and when it was ready
+    std::array<std::int64_t, 3> best{INT64_MAX, 0, 0};  // begin, when it was ready, and number
     for (auto& [stream, queue] : queues_) {
       if (queue.empty()) continue;
       const TimedWork& work = *queue.front();
-      std::pair<std::int64_t, std::int64_t> times{0, work.issued};
+      std::array<std::int64_t, 3> times{0, work.issued, work.number};
       bool ready = true;
       for (const auto& other : work.after) {
         ready = ready && other->end >= 0;
-        times.second = std::max(times.second, other->end);
+        times[1] = std::max(times[1], other->end);
       }
-      times.first = work.cost == nullptr ? times.second : std::max(times.second, free_[{work.device, work.cost->engine}]);
+      times[0] = work.cost == nullptr ? times[1] : std::max(times[1], free_[{work.device, work.cost->engine}]);
       if (ready && times < best) best = times, first = &queue;
     }
-    if (first == nullptr || best.first > until) return false;
+    if (first == nullptr || best[0] > until) return false;
     TimedWork& work = *first->front();
     if (work.cost != nullptr && work.cost->open && !force) return false;
-    work.end = best.first;
+    work.end = best[0];
     if (work.cost != nullptr) {
       work.cost->open = false;
       if (work.cost->nanoseconds > 0) free_[{work.device, work.cost->engine}] = work.end += work.cost->nanoseconds;
@@ -113,6 +116,7 @@ class Timeline {
   }
 
   const Link link_;
+  std::int64_t added_ = 0;
   std::map<const Stream*, std::deque<std::shared_ptr<TimedWork>>> queues_;  // without a time, by stream
   std::map<const Stream*, std::shared_ptr<TimedWork>> last_;               // queued work of each stream
   std::map<std::pair<int, int>, std::int64_t> free_;                       // end of the last work, by device and engine
