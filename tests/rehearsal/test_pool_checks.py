@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -35,6 +36,8 @@ CHECKS = ["autograd_threads", "out_of_memory", "statistics", "snapshots", "loade
 )
 @alone
 def test_check_of_a_gpu_holds(check: str, memory: str) -> None:
+    if check == "autograd_threads":  # the order of the threads decides whether an arena is in the way
+        logging.getLogger("mempool").setLevel(logging.ERROR)
     checks.CHECKS[check](mempool.torch.install(device="cuda", memory=memory))
     assert standin_torch.driver().faults == []
 
