@@ -57,9 +57,8 @@ def test_history_of_transformers_has_the_numbers_of_the_pool(said: Any) -> None:
     assert said["pooled"].get("history", True)
 
 
+@pytest.mark.parametrize("said", ["transformers"], indirect=True)  # whose batches have many lengths
 def test_trainer_with_varying_lengths_follows_its_plan(said: Any) -> None:
-    if "outcomes" not in said["pooled"]:
-        pytest.skip("only transformers' batches have many lengths here")
     assert len(set(said["plain"]["losses"])) > 1
     counts = said["pooled"]["outcomes"]
     new = {what: count - counts[LEARNING - 1].get(what, 0) for what, count in counts[-1].items()}
