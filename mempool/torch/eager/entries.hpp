@@ -77,12 +77,10 @@ bool run_entry(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::
     const std::lock_guard lock(operations().mutex);
     const Operation& operation = operations().of(op);
     traits = operation.traits;
-    if (traits.composite) return false;
-    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-    Signature sign(all.place.device, operation);
-    const auto found = all.counts.find(sign.of(begin, stack->end()));
+    if (traits.composite || traits.inert) return false;
+    const auto found = all.counts.find(signature_of(op, *stack, operation, all.place.device, storages));
     if (found == all.counts.end() || ++found->second <= Entries::kRecorded) return false;
-    storages = sign.storages();
+    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
     for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
   }
   const auto is_known = [&](const c10::Storage* one) { return !all.moves(*one) || all.is_recent(one->unsafeGetStorageImpl()); };
