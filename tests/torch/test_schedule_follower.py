@@ -325,18 +325,22 @@ def add_entries(target: torch.Tensor, source: torch.Tensor, count: int) -> None:
         target[at] += source[-1 - at]
 
 
-def test_repeated_operations_on_entries_run_without_the_mode(pool: mempool.torch.TensorPool) -> None:
-    target, source = torch.zeros(ELEMENTS), torch.ones(ELEMENTS)
+@pytest.mark.parametrize("indexed", [False, True])  # by a tensor, whose entry a composite operation reads
+def test_repeated_operations_on_entries_run_without_the_mode(
+    pool: mempool.torch.TensorPool, indexed: bool
+) -> None:
+    target, source, index = torch.zeros(ELEMENTS), torch.ones(ELEMENTS), torch.arange(ELEMENTS)
     target.add_(source)
     pool.step()
     before = mode_of(pool).clock
-    add_entries(target, source, 1000)
+    for at in range(1000):
+        target[index[at] if indexed else at] += source[at]
     assert mode_of(pool).clock - before <= 2 * REPEATED + 2  # an addition and a copy are recorded
     assert target.sum().item() == ELEMENTS + 1000
 
 
 def test_entries_of_a_storage_on_the_host_have_its_bytes(pool: mempool.torch.TensorPool) -> None:
-    """Each write through entries makes the copy on the host stale, and reloads the storage if parked."""
+    """Entries of a parked storage are read and written on the host, and no other storage has to leave."""
     program, target, source = Tensors(), torch.zeros(ELEMENTS), torch.arange(float(ELEMENTS))
     mode, expected = mode_of(pool), torch.zeros(ELEMENTS).numpy().copy()
     add_entries(target, source, REPEATED + 9)
@@ -347,10 +351,11 @@ def test_entries_of_a_storage_on_the_host_have_its_bytes(pool: mempool.torch.Ten
         expected *= -1
         if step % 2:
             mode.eviction.clear(set(), mode.clock)
-        before = mode.clock
+        before, moved = mode.clock, mode.counts.in_bytes
         add_entries(target, source, 50)
         expected[:50] += source.numpy()[::-1][:50]
         assert mode.clock - before <= 50
+        assert mode.counts.in_bytes == moved
         mode.eviction.clear(set(), mode.clock)
         assert target.tolist() == expected.tolist()
     program.check(program.tensors[3], program.values[3])

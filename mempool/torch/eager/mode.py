@@ -375,8 +375,17 @@ class OffloadMode(TorchDispatchMode):
                 self.iterations.record_view(record, written=written)
 
     def reload(self, absent: list[torch.Tensor]) -> None:
-        """Reload the storages of these tensors for an operation of a loop over single entries."""
-        self.admit(0, [record for one in absent if (record := self.storages.find(one.untyped_storage()))])
+        """Make the bytes of these tensors accessible for an operation of a loop over single entries.
+
+        A CPU reads and writes the host copy, which is the only one unless the storage is on the way back.
+        """
+        records = [record for one in absent if (record := self.storages.find(one.untyped_storage()))]
+        if self.storages.device != "cpu":
+            self.admit(0, records)
+            return
+        for record in records:
+            if record.state == RELOADING:
+                self.transfers.wait(record)
 
     def lend(
         self,
