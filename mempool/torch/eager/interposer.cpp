@@ -205,7 +205,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
       const Place& place = awaits ? follower().place : entries().place;
       signature = signature_of(op, *stack, operations().of(op), place.device, storages);
     }
-    entries().note(addresses_of(storages));
+    if (!traits.composite) entries().note(addresses_of(storages));
     run_awaited(op, below, stack, awaits ? signature : 0, signature);
   } else {
     op.redispatchBoxed(below, stack);

@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL:
         "mempool_follower_learn": [pointer, size, text, text, size],
         "mempool_follower_set_actions": [pointer, text, size],
         "mempool_follower_await": [pointer, small],
-        "mempool_follower_start": [pointer, size, pointer, small, *[pointer] * 3, small, size, size],
+        "mempool_follower_start": [pointer, size, small, pointer, small, *[pointer] * 3, small, size, size],
         "mempool_follower_advance": [size],
         "mempool_follower_born": [pointer],
     }.items():

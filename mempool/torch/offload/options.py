@@ -65,6 +65,7 @@ class OffloadOptions:
         stable_iterations: iterations by an unchanged schedule after which the pool may learn the pattern.
 
         admission_max_pause: most iterations between two attempts to install an arena.
+        served_hits_per_miss: hits per miss above which the pool's plan counts as serving an iteration.
         admission_excess_divisor: an excess up to that share is accepted rather than no arena; the share is
             less than the excess that is reported.
         reported_excess_divisor: an excess of the pool above that share is reported.
@@ -126,6 +127,7 @@ class OffloadOptions:
     stable_iterations: int = 3
 
     admission_max_pause: int = 64
+    served_hits_per_miss: int = 16
     admission_excess_divisor: int = 51
     reported_excess_divisor: int = 50
     checked_operation_divisor: int = 64
