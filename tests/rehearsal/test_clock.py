@@ -173,6 +173,19 @@ def test_kernels_of_an_operation_take_its_time_once_also_for_events_inside(cuda:
 
 
 @on_standin()
+def test_operation_takes_its_time_although_the_host_waits_within(cuda: Cuda) -> None:
+    clock = Clock(cuda)
+    stream = clock.stream()
+    cuda.library.mempool_standin_begin_operation()
+    clock.launch(stream)
+    assert clock.time == SHORTEST
+    clock.launch(stream)
+    clock.launch(stream)
+    cuda.library.mempool_standin_end_operation(ctypes.c_double(7000))
+    assert clock.time == SHORTEST + 7000
+
+
+@on_standin()
 def test_events_have_passed_once_the_host_has_waited_for_later_work(cuda: Cuda) -> None:
     clock = Clock(cuda)
     stream, other = clock.stream(), clock.stream()
