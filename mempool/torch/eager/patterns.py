@@ -143,6 +143,7 @@ class Pattern:
         last_used: number of the last iteration of this pattern.
         footprints: for each operation, the operation, the bytes of its tensor arguments (or the arguments
             themselves, if none is a tensor), and the footprint.
+        timed_iterations: iterations that followed the schedule and measured the durations of operations.
         limit_bytes: limit for which the moves were planned, bytes.
         lower_limits: how often the moves were replanned for a lower limit.
         finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
@@ -157,6 +158,7 @@ class Pattern:
     schedule: OffloadSchedule
     followed: bool = False
     last_used: int = 0
+    timed_iterations: int = 0
     limit_bytes: int = 0
     lower_limits: int = 0
     footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)

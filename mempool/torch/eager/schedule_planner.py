@@ -22,6 +22,8 @@ from solvers.swap.placement import device_buffers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from mempool.torch.eager.recorded_iteration import RecordedStep
     from mempool.torch.offload.engine import Engine
     from solvers.swap import PlannedSchedule, Schedule, Step
@@ -68,6 +70,32 @@ class SchedulePlanner:
     def replan(self, plan: OffloadSchedule, limit: int) -> OffloadSchedule | None:
         """Make another program for the same iteration and another limit; None if that fails."""
         return self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes, tries=0))
+
+    def retime(self, plan: OffloadSchedule, seconds: list[float], limit: int) -> OffloadSchedule | None:
+        """Take the shorter of the known durations of operations and those of another iteration.
+
+        Memory that the pool takes or gives back during an operation may wait for all copies, so the shortest
+        duration is the operation's own.
+
+        Args:
+            plan: the followed program, whose prediction follows the durations.
+            seconds: duration of each operation in an iteration that followed the program.
+            limit: limit, bytes.
+
+        Returns:
+            A better program for durations that differ much; None if there is none.
+        """
+        before = plan.recorded.step
+        step = before.with_seconds(np.minimum(before.seconds, seconds))
+        plan.recorded = replace(plan.recorded, step=step)
+        plan.swap = replace(plan.swap, replayed=replay(step, self._engine.link(), plan.swap.schedule))
+        if before.duration - step.duration <= before.duration * OPTIONS.min_retimed_share:
+            return None
+        made = self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes))
+        if made is None or made.swap.stall_seconds >= plan.swap.stall_seconds:
+            return None
+        needs, most = (max(limit, one.swap.limit_bytes, self.arena_bytes(one)) for one in (made, plan))
+        return made if needs <= most else None
 
     def _make(
         self,
@@ -207,6 +235,7 @@ class SchedulePlanner:
         waited = np.zeros(len(swap.schedule))
         for row, transfer in arrived:
             waited[row] += self._engine.waited(transfer)
+        waited *= _unplanned_shares(swap, waited, len(step))
         if waited.sum() <= step.duration * OPTIONS.min_wait_share:
             return None
         most = max(limit, self._arena_bytes(step, swap.schedule))
@@ -225,6 +254,15 @@ class SchedulePlanner:
         least = max(swap.limit_bytes, judged.peak_bytes)
         made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)
         return schedule_of(plan.recording, plan.recorded, made, plan.copies, plan.changes + 1)
+
+
+def _unplanned_shares(swap: PlannedSchedule, waited: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Return the share of each reload's wait that exceeds the planned wait of the operation, float64[q]."""
+    at = swap.schedule.use % k
+    seen = np.bincount(at, waited, k)
+    more = np.clip(seen - swap.replayed.wait, 0.0, None)
+    result: NDArray[np.float64] = np.divide(more, seen, out=np.zeros(k), where=seen > 0)[at]
+    return result
 
 
 def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:

@@ -50,6 +50,8 @@ class OffloadOptions:
         dead_tail_divisor: a storage that lives for more than that share of an iteration's operations after
             its last access may be offloaded until its death.
         min_wait_share: waits below this share of an iteration's duration are ignored.
+        timed_iterations: iterations by a schedule in which the durations of operations are measured again.
+        min_retimed_share: durations shorter by more than that share of an iteration lead to another schedule.
         max_planning_failures: failures after which no schedule is tried any more.
         max_wait_changes: changes of a schedule after waits.
         max_wait_changes_with_pool: changes of a schedule after waits, until the pool learns the moves.
@@ -114,6 +116,8 @@ class OffloadOptions:
 
     dead_tail_divisor: int = 64
     min_wait_share: float = 1 / 1000
+    timed_iterations: int = 2
+    min_retimed_share: float = 1 / 100
     max_planning_failures: int = 3
     max_wait_changes: int = 16
     max_wait_changes_with_pool: int = 4
