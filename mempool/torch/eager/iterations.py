@@ -403,7 +403,8 @@ class Iterations:
         if self._headroom is not None and self._headroom.has_places:
             self._record_stable(pattern)
             return  # the pool's plan is made for these moves
-        if self._was_disturbed() and self._replan_lower(pattern, 0):
+        pattern.disturbed_iterations = pattern.disturbed_iterations + 1 if self._was_disturbed() else 0
+        if pattern.disturbed_iterations >= OPTIONS.disturbed_iterations and self._replan_lower(pattern, 0):
             return
         if self._may_change(pattern) and (
             better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
@@ -439,7 +440,7 @@ class Iterations:
 
     def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
         pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None
-        pattern.stable_iterations = 0
+        pattern.stable_iterations = pattern.disturbed_iterations = 0
         pattern.forget_places(pattern.arena_bytes)
 
     def _was_disturbed(self) -> bool:
@@ -457,11 +458,12 @@ class Iterations:
         limit = min(
             self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // OPTIONS.lower_limit_divisor)
         )
-        made, before = self.planner.replan(pattern.schedule, limit), pattern.schedule
-        if made is None or (made.swap.limit_bytes, self.planner.arena_bytes(made)) >= (
-            before.swap.limit_bytes,
-            self.planner.arena_bytes(before),
-        ):
+
+        def needed(schedule: OffloadSchedule) -> tuple[int, int]:
+            return max(self.planner.arena_bytes(schedule), limit), schedule.swap.limit_bytes
+
+        made = self.planner.replan(pattern.schedule, limit)
+        if made is None or needed(made) >= needed(pattern.schedule):
             return False
         pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
         self._counts.plans += 1

@@ -152,6 +152,7 @@ class Pattern:
             by number; empty until the pool's plan serves the pattern.
         arena_bytes: bytes of the arena to which `homes` belongs.
         stable_iterations: iterations that followed unchanged moves.
+        disturbed_iterations: latest iterations in a row with evictions or delayed reloads.
         is_served: whether the arena has had places for nearly all requests of an iteration.
     """
 
@@ -167,6 +168,7 @@ class Pattern:
     homes: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     arena_bytes: int = 0
     stable_iterations: int = 0
+    disturbed_iterations: int = 0
     is_served: bool = False
 
     def forget_places(self, arena_bytes: int) -> None:
