@@ -155,6 +155,22 @@ def test_unseen_writes_survive_evictions(name: str, mode: Adversary) -> None:
     assert tensor.tolist() == plain.tolist()
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_unseen_writes_survive_reloads_under_way(name: str, mode: Adversary) -> None:
+    tensor, plain = offloaded_range(mode), torch.arange(1000.0).add_(1)
+    record = mode.storages.find(tensor.untyped_storage())
+    assert record is not None
+    for _ in range(2):
+        mode.transfers.reload(record)
+        WRITERS[name](tensor)
+        tensor.sum()
+        mode.offload_all()
+    with _disable_current_modes():
+        WRITERS[name](plain)
+        WRITERS[name](plain)
+    assert tensor.tolist() == plain.tolist()
+
+
 def test_forked_script_branches_find_their_arguments() -> None:
     xs, w = [torch.full((1 << 14,), i / 16) for i in range(16)], torch.full((1 << 14,), 0.25)
     branch, forked, bumped = scripts.branch(), scripts.forked(), scripts.bumped()
