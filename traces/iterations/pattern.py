@@ -281,38 +281,15 @@ class _Builder:
         return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
     def _warm_up(self, buffers: Buffers) -> WarmUp | None:
-        return self._steady_warm_up(buffers) if self._w.least is None else self._first_iteration(buffers)
+        """Return the allocations before the steady state, aligned with the pattern; None: they differ.
 
-    def _first_iteration(self, buffers: Buffers) -> WarmUp | None:
-        """Return the warm-up of an envelope: the program's first iteration, whose sizes may never recur.
-
-        Without the buffers that outlive it, such as parameters, the iteration must have the envelope's
-        allocations. None: it differs.
+        Of an envelope, they are those of the program's first iteration, whose sizes may never recur.
         """
         w = self._w
-        assert w.least is not None
-        ends = w.marks[w.marks >= len(self._rows)]
-        before = np.arange(ends[0])
-        position = np.full(len(before), -1, np.int64)
-        passing = self._is_passing(before)
-        own = w.sequence[self._rows]
-        for sequence in w.groups:
-            rows = before[(w.sequence[before] == sequence) & passing]
-            steady = np.flatnonzero((own == sequence) & ~buffers.persistent)
-            if len(rows) < len(steady):
-                return None
-            rows = rows[len(rows) - len(steady) :]
-            least, most = w.least[self._rows[steady]], w.size[self._rows[steady]]
-            if ((w.size[rows] < least) | (w.size[rows] > most)).any():
-                return None
-            position[rows] = steady
-        return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
-
-    def _steady_warm_up(self, buffers: Buffers) -> WarmUp:
-        w = self._w
-        steady_from = max(self._strange, default=-1) + 1
-        starts = [int(w.bounds[window, 0]) for window in w.alike]
-        before = np.arange(next((start for start in starts if start >= steady_from), starts[-1]))
+        before = np.arange(
+            self._first_steady_row() if w.least is None else w.marks[w.marks >= len(self._rows)][0]
+        )
+        least = w.size if w.least is None else w.least
         position = np.full(len(before), -1, np.int64)
         when = np.full(len(before), _NEVER, np.int64)
         passing = self._is_passing(before)
@@ -320,9 +297,17 @@ class _Builder:
         for sequence in w.groups:
             rows = before[(w.sequence[before] == sequence) & passing]
             steady = np.flatnonzero((own == sequence) & ~buffers.persistent)
-            position[rows], when[rows] = _aligned(w.size[rows], w.size[self._rows[steady]], steady, len(own))
+            most = self._rows[steady]
+            position[rows], when[rows] = _aligned(w.size[rows], least[most], w.size[most], steady, len(own))
+        if w.least is not None and 2 * (position >= 0).sum() < len(self._rows):
+            return None
         position[self._outlives(buffers, before, position, when)] = -1
         return WarmUp(w.sequence[before], w.size[before], position, w.marks[w.marks <= len(before)])
+
+    def _first_steady_row(self) -> int:
+        steady_from = max(self._strange, default=-1) + 1
+        starts = [int(self._w.bounds[window, 0]) for window in self._w.alike]
+        return next((start for start in starts if start >= steady_from), starts[-1])
 
     def _is_passing(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the buffers that end within an iteration and a half: others are persistent."""
@@ -353,9 +338,15 @@ class _Builder:
 
 
 def _aligned(
-    sizes: NDArray[np.int64], steady: NDArray[np.int64], rows: NDArray[np.int64], period: int
+    sizes: NDArray[np.int64],
+    least: NDArray[np.int64],
+    most: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    period: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the steady row of each warm-up size along the repeated steady sequence, and the time.
+
+    The sequence has the sizes from `least` to `most`, in the steady state's `rows`.
 
     The alignment runs backwards from the end, where the warm-up runs into the steady state: a size that is
     not expected within the next 32 places (or one period, if shorter) is an extra, with row -1. The time
@@ -363,17 +354,17 @@ def _aligned(
     """
     result = np.full(len(sizes), -1, np.int64)
     when = np.full(len(sizes), _NEVER, np.int64)
-    if len(steady) == 0:
+    if len(rows) == 0:
         return result, when
-    look = min(len(steady), 32)
-    cursor = len(steady) - 1  # counts down, past 0 into earlier iterations
-    steady_sizes = steady.tolist()
-    count = len(steady_sizes)
+    look = min(len(rows), 32)
+    cursor = len(rows) - 1  # counts down, past 0 into earlier iterations
+    steady = list(zip(least.tolist(), most.tolist(), strict=True))
+    count = len(steady)
     for i in range(len(sizes) - 1, -1, -1):
         size = int(sizes[i])
         for ahead in range(look):
             turn, at = divmod(cursor - ahead, count)
-            if steady_sizes[at] == size:
+            if steady[at][0] <= size <= steady[at][1]:
                 result[i] = rows[at]
                 when[i] = int(rows[at]) + (turn - 1) * period
                 cursor -= ahead + 1
