@@ -180,7 +180,9 @@ class Learner:
 
     def _schedule_next_look(self, patterns: list[Pattern], state: dict[str, Any]) -> None:
         """Schedule the next look after one without new patterns."""
-        if state["events_dropped"] > self._dropped:
+        # An iteration larger than all before enlarges an envelope, and may come at any time.
+        grows = state["replaying"] and self.registry.has_envelopes()
+        if state["events_dropped"] > self._dropped and not grows:
             # The ring has wrapped and shows nothing new: stop paying for recording, and try again much later.
             self._dropped = state["events_dropped"]
             if not self.registry and self._client.grow_recording():

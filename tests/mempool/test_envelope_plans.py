@@ -213,6 +213,23 @@ def test_longest_length_seen_while_recording_is_planned_for(pool: Pool) -> None:
     assert missed(pool, iteration, 351, 1) == {}
 
 
+def test_longest_length_after_a_full_recording_is_planned_for(pool: Pool) -> None:
+    """Extra requests now and then keep the program from being settled, so that the recording goes on."""
+    memory, longest = programs.Watched(pool), {60: 3000}
+
+    def iteration(number: int) -> None:
+        length = longest.get(number, any_length(number))
+        kept = [memory.allocate(length * (8 + layer % 7)) for layer in range(1000)]
+        while kept:
+            memory.free(kept.pop())
+        if number % 9 == 5:
+            memory.free(memory.allocate(1 << 22))
+
+    run(pool, iteration, 62, marks=True)
+    assert pool.client.state()["events_dropped"] > 0
+    assert missed(pool, iteration, 60, 1) == {}
+
+
 def test_arena_of_the_envelope_fits_the_largest_length() -> None:
     def arena(length_of: Callable[[int], int]) -> int:
         with Pool(simulated(), background=False) as pool:
