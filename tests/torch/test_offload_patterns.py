@@ -157,6 +157,6 @@ def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
         assert schedule.recorded.step.peak_bytes > 12 * size
         assert schedule.swap.limit_bytes <= limit
         assert mode.counts.iteration_out_bytes >= 8 * size
-        assert mode.counts.iteration_in_bytes == 0
+        assert mode.counts.iteration_in_bytes <= size  # of `x` alone
         assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule
         assert mode.counts.over == 0
