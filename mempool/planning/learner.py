@@ -8,6 +8,7 @@ decides when the learner may run and at which cost; `mempool.planning.plan_build
 from __future__ import annotations
 
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core
@@ -402,16 +403,20 @@ class Learner:
             self.builder.forget()
             self.pause_after_failure()
 
+    def _has_budget(self) -> bool:
+        return bool(self._client.pool.stats()["budget_bytes"] <= sys.maxsize)
+
     def _reason_to_withdraw(self) -> str:
         """Return why the plans of marked iterations do not pay; empty if they do, or if it is too early.
 
         Hits may be few until another variant is planned, or until plans avoid the buffers in their way. The
         time of an iteration is judged once for each new plan, by the fastest iteration: noise of the machine,
-        which only makes iterations slower, does not withdraw a plan.
+        which only makes iterations slower, does not withdraw a plan. Within a budget, nothing is judged: the
+        moves of an offloading decide about hits and time, and are others before the plan.
         """
         state = self._client.state()
         now, since = state["iterations"], max(self.registry.installed_at_iteration, self._paid_at_iteration)
-        judged = state["replaying"] and state["marked"] and not state["refusal"]
+        judged = state["replaying"] and state["marked"] and not state["refusal"] and not self._has_budget()
         if not judged or self.registry.are_given() or self._client.pinned_ranges():
             self._paid_at_iteration = now
             return ""

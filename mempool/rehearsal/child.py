@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mempool.cli.run.child import AfterImport
-from mempool.rehearsal import generation, standin
+from mempool.rehearsal import compilation, generation, standin
 from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
 from mempool.units import binary
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 #: Environment variable with the job; only the program's own process has it, child processes do not.
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
-_EAGER = "torch.compile had no effect: compiled, the program may hold less memory"
 _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
 _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
@@ -84,6 +83,8 @@ def begin() -> None:
     standin.load(Path(folder))
     if (text := os.environ.pop(VARIABLE, None)) is not None:
         Rehearsal(Job.from_json(text)).begin()
+    else:
+        sys.meta_path.insert(0, AfterImport(compilation.adjust, compilation.MODULES, waits=False))
 
 
 class Rehearsal:
@@ -102,7 +103,7 @@ class Rehearsal:
         self._steps: dict[int, int] = {}  # of each optimizer, by identity
         self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ended = self._written = self._recording = False
+        self._ended = self._written = self._recording = self._eager = False
         self._writing = threading.RLock()
         self._ignored = 0
         self._pid = os.getpid()
@@ -110,6 +111,7 @@ class Rehearsal:
         self._files: Redirection | None = None
         self._ending = Ending()
         self._torch: Any = None
+        self._step_hook: Any = None
 
     def begin(self) -> None:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
@@ -118,7 +120,8 @@ class Rehearsal:
 
             self._files = NewFiles(*self._redirects, journal=self._folder)
             self._files.patch_files()
-        sys.meta_path.insert(0, AfterImport(self._after_import, ("torch", *generation.MODULES)))
+        modules = ("torch", *generation.MODULES, *compilation.MODULES)
+        sys.meta_path.insert(0, AfterImport(self._after_import, modules))
         sys.excepthook = self._on_error
         self._note_processes()
         atexit.register(self._finish)
@@ -142,7 +145,8 @@ class Rehearsal:
                 frame = frame.f_back
             # Libraries ask nvidia-smi about links between devices, and do without an answer.
             own = frame is not None and own_line(frame, 1) != ""
-            if note and (own or note == _NOT_MEASURED) and note not in self.outcome.notes:
+            compiler = frame is not None and frame.f_globals.get("__name__", "").startswith("torch._inductor")
+            if note and (own or note == _NOT_MEASURED) and not compiler and note not in self.outcome.notes:
                 self.outcome.notes.append(note)
             initialize(process, *args, **options)
 
@@ -151,6 +155,9 @@ class Rehearsal:
     # --- PyTorch
 
     def _after_import(self, name: str) -> None:
+        if name in compilation.MODULES:
+            compilation.adjust(name)
+            return
         if name != "torch":
             generation.end_at_length(name)
             return
@@ -163,9 +170,11 @@ class Rehearsal:
         from mempool.rehearsal import ranks, value_reads, value_rules
         from mempool.rehearsal.checkpoints import Redirection
 
-        register_optimizer_step_post_hook(self._after_step)
+        self._step_hook = register_optimizer_step_post_hook(self._after_step)
         if self.job.seconds is not None:
-            torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: self._ending.check())
+            torch.nn.modules.module.register_module_forward_pre_hook(
+                lambda *_: None if torch.compiler.is_compiling() else self._ending.check()
+            )
         self._keep_peaks(torch)
         if self.job.compiled:
             self._compile_within_limit(torch)
@@ -236,17 +245,32 @@ class Rehearsal:
         torch.optim.Optimizer.__init__ = noted
 
     def _note_compilation(self, torch: Any) -> None:
-        """Note a program that compiles, whose graphs run operation by operation in a rehearsal."""
-        compile_ = torch.compile
+        """Note a program that compiles; without Triton its graphs run operation by operation."""
+        compile_, missing = torch.compile, compilation.missing_requirement()
 
         @functools.wraps(compile_)
         def noted(*args: Any, **options: Any) -> Any:
-            if _is_run_by_program(sys._getframe(1)) and not self.outcome.compiles:
-                self.outcome.compiles = True
-                self.outcome.notes.append(_EAGER)
+            own = _is_run_by_program(sys._getframe(1))
+            self.outcome.compiles |= own
+            self._keep_step_hook(torch)
+            if missing is not None and options.get("backend", "inductor") == "inductor":
+                if own and not self._eager:
+                    self._note_eager(f"torch.compile had no effect: pip install --no-deps {missing}")
+                options["disable"] = True
             return compile_(*args, **options)
 
         torch.compile = noted
+
+    def _keep_step_hook(self, torch: Any) -> None:
+        """Let compiled steps of an optimizer call the hook: a graph ends there."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._step_hook.remove()
+        self._step_hook = register_optimizer_step_post_hook(torch.compiler.disable(self._after_step))
+
+    def _note_eager(self, sentence: str) -> None:
+        self._eager = True
+        self.outcome.notes.append(f"{sentence}; compiled, the program may hold less memory")
 
     def _compile_within_limit(self, torch: Any) -> None:
         """Let the program compile with this project's backend within the limit, and libraries not at all."""
@@ -478,6 +502,8 @@ class Rehearsal:
         self._ended = True
         with contextlib.suppress(Exception):
             self._measure()
+        if errors := compilation.failures:
+            self._note_eager(f"{len(errors)} of the program's graphs did not compile ({errors[0]})")
         if self.job.remember and self._pool is not None:
             self._note_plan()
         if self.job.check_streams:
@@ -492,7 +518,7 @@ class Rehearsal:
     def _note_plan(self) -> None:
         """Keep the pool's plan, and note what it is of."""
         planned = self._pool.planned
-        if _EAGER in self.outcome.notes:
+        if self._eager:
             self.outcome.notes.append(_NO_PLAN)
             return
         if self._files is not None:
@@ -525,7 +551,7 @@ def _note_on(command: Any) -> str:
 def own_line(frame: FrameType, number: int) -> str:
     """Return ``file:line`` of a line in a frame of the program itself, or "" for frames of libraries."""
     name = frame.f_code.co_filename
-    if name.startswith("<") or "site-packages" in name or name.startswith(_LIBRARIES):
+    if name.startswith(("<", *_LIBRARIES)) or "site-packages" in name or "/torchinductor_" in name:
         return ""
     return f"{os.path.relpath(name)}:{number}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import Any
 
@@ -18,6 +19,9 @@ def attach(torch: Any) -> None:
     entered: list[str] = []
 
     def enter(module: Any, _inputs: Any) -> None:
+        if torch.compiler.is_compiling():  # the graph has no modules
+            return
+        module = getattr(module, "_orig_mod", module)  # of a compiled module
         if module not in paths:  # the outermost module of an unknown tree: name all modules in the tree
             for path, inner in module.named_modules():
                 paths.setdefault(inner, f"{type(module).__name__}.{path}" if path else type(module).__name__)
@@ -25,11 +29,15 @@ def attach(torch: Any) -> None:
         torch.cuda.memory._set_memory_metadata(entered[-1])
 
     def leave(_module: Any, _inputs: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if entered:
             entered.pop()
         torch.cuda.memory._set_memory_metadata(entered[-1] if entered else "")
 
+    # PyTorch warns of hooks that a compiled module calls too.
+    warnings.filterwarnings("ignore", ".*when there are global hooks on modules", UserWarning)
     register_module_forward_pre_hook(enter)
     # Called after exceptions too: the recomputation of a checkpoint ends in one.
     register_module_forward_hook(leave, always_call=True)
-    register_optimizer_step_post_hook(lambda *_: entered.clear())
+    register_optimizer_step_post_hook(lambda *_: None if torch.compiler.is_compiling() else entered.clear())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
-from mempool.rehearsal import child, ranks, standin
+from mempool.rehearsal import child, compilation, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
 from mempool.rehearsal.kernel_arguments import write_table
 from mempool.rehearsal.new_files import remove_new_folders
@@ -150,9 +150,8 @@ class Stage:
             standin.SETTINGS: settings,
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),
-            # Compilers of kernels need a device; the same graph runs operation by operation.
-            "TORCHDYNAMO_DISABLE": str(int(not job.compiled)),
         }
+        environment |= compilation.environment(self._libraries / standin.DRIVER)
         if setting := PYTORCH_SETTINGS.get(job.allocator):
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))

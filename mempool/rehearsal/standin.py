@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIBRARY = Path(_core.__file__).parent / "rehearsal" / "libmempool_standin.so"
 #: Environment variables for the program and its child processes: settings, and the folder of libraries.
 SETTINGS, FOLDER = "MEMPOOL_STANDIN", "MEMPOOL_STANDIN_LIBRARIES"
+DRIVER = "driver"  #: folder in that folder with the driver under its own name, for linkers
 _HANDLER = "mempool_standin_missing"
 _GENERATED = "libmempool_generated.so"
 #: Functions of CUDA's libraries.
@@ -137,6 +138,8 @@ def write_libraries(folder: Path, installation: Installation) -> None:
         # PyTorch loads NVIDIA's libraries by their paths where a file named libcudart.so is in the process.
         file = folder / name.replace("lib", "standin-", 1)
         write_library(file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER)
+    (folder / DRIVER).mkdir()
+    (folder / DRIVER / "libcuda.so.1").symlink_to(folder / "standin-cuda.so.1")
 
 
 def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:

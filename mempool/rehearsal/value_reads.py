@@ -43,9 +43,13 @@ def _counting(method: Callable[..., Any], places: dict[str, int]) -> Callable[..
 
 
 def note(places: dict[str, int], frame: Any) -> None:
-    """Count the innermost line of the program in a stack."""
+    """Count the innermost line of the program in a stack, unless a compiler reads for itself."""
+    from torch._guards import CompileContext
+
     from mempool.rehearsal.child import program_line
 
+    if CompileContext.try_get() is not None:
+        return
     place = program_line(frame)
     if place in places or len(places) < _MOST:
         places[place] = places.get(place, 0) + 1

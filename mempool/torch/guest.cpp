@@ -4,8 +4,8 @@
 // functions of torch_guest.hpp.
 //
 // Once installed the guest stays in front of the host until the process ends, because tensors keep its deleter; without a pool
-// it passes everything on. While a graph is captured or a private pool is active, the host's tensors keep the host's deleter,
-// as the graph trees of torch.compile expect.
+// it passes everything on. All tensors, of private pools too, have the guest's deleter: the graph trees of torch.compile compare a
+// tensor's deleter with the allocator's.
 #include <c10/core/Allocator.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
@@ -55,10 +55,6 @@ c10::DeleterFnPtr host_deleter = nullptr;
 std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
 std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
 
-// Set after the host has restored the state of a private pool: PyTorch then compares deleters of the pool's tensors, which are
-// the host's, with the allocator's.
-thread_local bool restored_pool = false;
-
 std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
 
 void hand_back() {
@@ -84,7 +80,6 @@ void report(void* address, int64_t bytes) {
 }
 
 void release(void* address) {
-  restored_pool = false;
   size_t bytes = 0;
   if (address == nullptr || core->free(address, &bytes) == 0) return host->raw_delete(address);
   report(address, -static_cast<int64_t>(bytes));
@@ -114,10 +109,10 @@ class Guest final : public cca::CUDAAllocator {
       if (address != nullptr) return planned_tensor(address, request);
       tensor = host->allocate(bytes);
     }
-    if (answer == recorded && tensor.compare_exchange_deleter(host_deleter, &release)) record(tensor.get(), request);
+    if (tensor.compare_exchange_deleter(host_deleter, &release) && answer == recorded) record(tensor.get(), request);
     return tensor;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return restored_pool ? host_deleter : &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void* raw_alloc(size_t bytes) override {
     return bytes == 0 ? nullptr : raw(on_current_stream(bytes), [&] { return host->raw_alloc(bytes); });
   }
@@ -163,7 +158,7 @@ class Guest final : public cca::CUDAAllocator {
   }
   cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override {
     cca::CheckpointDelta delta = host->setCheckpointPoolState(device, std::move(state));
-    restored_pool = true;
+    for (DataPtr& tensor : delta.dataptrs_allocd) tensor.compare_exchange_deleter(host_deleter, &release);
     return delta;
   }
 
@@ -198,6 +193,9 @@ class Guest final : public cca::CUDAAllocator {
   cca::SnapshotInfo snapshot(MempoolId_t id, bool traces) override {
     cca::SnapshotInfo snapshot = host->snapshot(id, traces);
     for (auto& segment : snapshot.segments) {
+      const auto device = static_cast<size_t>(segment.device);
+      // A history has the host's block alone, and what is alive has to agree with the history.
+      if (device < snapshot.device_traces.size() && !snapshot.device_traces[device].empty()) continue;
       for (size_t i = 0, address = segment.address; i < segment.blocks.size(); address += segment.blocks[i].size, ++i) {
         if (!segment.blocks[i].allocated || core->arena_of(reinterpret_cast<void*>(address)) == nullptr) continue;
         show_tensors(segment, i, address);
@@ -339,7 +337,6 @@ class Guest final : public cca::CUDAAllocator {
   }
   // Ask the core for a planned address, after getting the arena from the host if the core needs one.
   static Answer ask(const Request& request, void** address) {
-    restored_pool = false;
     for (;;) {
       const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
       if (answer == planned) return answer;
@@ -349,10 +346,9 @@ class Guest final : public cca::CUDAAllocator {
       get_arena(request.device);
     }
   }
-  // Release the segment of a former arena, which small tensors would otherwise fragment. Expandable segments have
-  // no such segment: their pages stay, for the requests to come.
+  // Release the memory of a former arena, which small tensors would otherwise fragment: an iteration that outgrows the plan has its
+  // largest buffers last.
   static void release_segment() {
-    if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) return;
     try {
       host->emptyCache({0, 0});
     } catch (const c10::Error&) {  // a capture has begun
@@ -462,8 +458,10 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
   return c10::GetAllocator(c10::DeviceType::CUDA) == guest() ? 1 : 0;
 }
 
-// Hand released blocks back to PyTorch's allocator.
-extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() { hand_back(); }
+// Hand released blocks back to PyTorch's allocator; there are none before the guest is installed.
+extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() {
+  if (core != nullptr) hand_back();
+}
 
 // Return the settings of PyTorch's allocator, from the environment or as set last, until the next call.
 extern "C" __attribute__((visibility("default"))) const char* mempool_guest_settings() {

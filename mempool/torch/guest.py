@@ -9,6 +9,7 @@ closed; planned tensors stay valid after that. One device is planned.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from mempool import _core, cuda
@@ -83,12 +84,22 @@ class GuestPool(CudaTensorPool):
         """Serve planned tensors from now on.
 
         Raises:
-            UsageError: a graph is being captured, or another allocator has come in front of the guest.
+            UsageError: a graph is being captured, compiled functions have captured graphs, or another
+                allocator has come in front of the guest.
         """
         import torch
 
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise UsageError("a CUDA graph is being captured: install the pool before or after")
+        # PyTorch compares the deleters of the graphs' tensors, which would not be the guest's.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is not None and any(
+            container.tree_manager is not None for container in trees.local.tree_manager_containers.values()
+        ):
+            raise UsageError(
+                "a compiled function has captured CUDA graphs: install the pool before its first call,"
+                " or call torch._dynamo.reset()"
+            )
         compiled_library.install_guest()
         _use_expandable_segments()
         _core.torch_guest_hook().serve(self.client)

@@ -15,7 +15,7 @@ import pytest
 from processes import forking
 
 from mempool.errors import UsageError
-from mempool.rehearsal import Machine, standin
+from mempool.rehearsal import Machine, compilation, standin
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     standin.write_libraries(folder, installation)
     settings = Machine(devices=2, values="copied").settings(installation)
     settings += ",queues=late,handles=own,arguments=/dev/null"
-    return {standin.FOLDER: str(folder), standin.SETTINGS: settings}
+    compiler = compilation.environment(folder / standin.DRIVER)
+    return {standin.FOLDER: str(folder), standin.SETTINGS: settings, **compiler}
+
+
+@pytest.fixture
+def without_triton(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide Triton from programs, which then are not compiled."""
+    folder = tmp_path_factory.mktemp("without-triton")
+    (folder / "sitecustomize.py").write_text('import sys\nsys.modules["triton"] = None\n')
+    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 @pytest.fixture(scope="module")

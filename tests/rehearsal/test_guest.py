@@ -205,6 +205,28 @@ def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
     assert values(pool)["hits"] > hits
 
 
+@alone
+def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache() -> None:
+    """The largest buffers come last, and the smaller ones before them would split that memory."""
+    pool = install()
+
+    def layers(size: int) -> int:
+        kept = [tensor(size) for _ in range(12)]
+        free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        del kept
+        return free
+
+    for _ in range(8):
+        pool.step()
+        layers(30 * MIB)
+        pool.plan_now()
+    assert pool.client.pool.stats()["arena_bytes"] >= 360 * MIB
+    pool.step()
+    assert layers(33 * MIB) < 36 * MIB
+    assert pool.client.pool.stats()["arena_bytes"] == 0
+    assert driver().faults == []
+
+
 @pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
 def test_arena_that_does_not_hold_every_plan_is_not_taken(expandable: str) -> None:
@@ -494,7 +516,7 @@ def test_restored_state_of_a_graph_pool_is_natives() -> None:
     state = torch._C._cuda_getCheckpointState(0, handle)
     with torch.cuda.graph(graphs[1], pool=handle):
         second = static.clone()
-    assert torch._C._has_Standard_Deleter(first.untyped_storage()._cdata) is False
+    assert torch._C._has_Standard_Deleter(second.untyped_storage()._cdata)
     torch._C._cuda_setCheckpointPoolState(0, state, [second.untyped_storage()._cdata], [])
     assert torch._C._has_Standard_Deleter(first.untyped_storage()._cdata)
     hits = values(pool)["hits"]
@@ -565,6 +587,23 @@ def test_statistics_and_snapshot_show_planned_tensors() -> None:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
     made.clear()
     assert torch.cuda.memory_allocated() == 0
+
+
+@alone
+def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: str) -> None:
+    from mempool.offline import read_input
+
+    torch.cuda.memory._record_memory_history(stacks="python")
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        kept = [tensor(MIB) for _ in range(3)]
+        pool.plan_now()
+    del kept[0]
+    assert planned(pool, *kept) == [True] * 2
+    torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
+    recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
+    assert recording.trace.load().max() == torch.cuda.memory_stats()["allocated_bytes.all.peak"]
 
 
 @alone

@@ -92,6 +92,7 @@ def test_cost_of_a_relative_limit_is_predicted_by_the_times_of_the_card(cli: Cli
     assert cost["slow_down"] == 1 + cost["added_seconds"] / cost["step_seconds"]
 
 
+@pytest.mark.usefixtures("without_triton")  # the run without the limit takes less time
 def test_cost_of_a_limit_is_predicted_for_a_compiled_program(cli: Cli) -> None:
     options, program = "--card 'RTX 4090'", "--batch_size=16384 --report=report.txt --compile"
     cost = rehearse(cli, f"{options} --limit 95%", "loop.py", program)["within_limit"]

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mempool.rehearsal import standin
 from mempool.rehearsal.new_files import remove_new_folders
 
@@ -18,7 +20,7 @@ STARTUP = Path(standin.__file__).with_name("startup")
 
 
 def run(
-    folder: Path, libraries: dict[str, str], program: Path, *arguments: str
+    folder: Path, libraries: dict[str, str], program: Path, *arguments: str, compiles: bool = False
 ) -> tuple[dict[str, Any], str]:
     """Rehearse and run a training on the stand-in, in place of a GPU; return report and messages."""
     file, work = folder / "report.json", folder / "work"
@@ -27,7 +29,7 @@ def run(
     command = [Path(sys.executable).with_name("mempool"), "run", "--rehearse", "--json", file]
     done = subprocess.run(
         [*command, program, *arguments],
-        env=os.environ | libraries | environment | {"TORCHDYNAMO_DISABLE": "1"},
+        env=os.environ | libraries | environment | {"TORCHDYNAMO_DISABLE": str(int(not compiles))},
         cwd=work,
         capture_output=True,
         text=True,
@@ -86,11 +88,22 @@ open("theirs/sub/theirs.txt", "x").close()
     assert sorted(path.name for path in work.rglob("*")) == [".hidden", "sub", "theirs", "theirs.txt"]
 
 
-def test_plan_of_a_compiled_program_is_not_handed_on(tmp_path: Path, libraries: dict[str, str]) -> None:
+@pytest.mark.full
+def test_plan_of_a_compiled_program_serves_its_run(tmp_path: Path, libraries: dict[str, str]) -> None:
+    report, messages = run(
+        tmp_path, libraries, PROGRAM, "--compile", f"--report={tmp_path / 'reported'}", compiles=True
+    )
+    assert "rehearsal failed" not in messages
+    assert (report["plan_active_at_iteration"], report["misses_total"]) == (1, 0)
+
+
+def test_plan_of_a_program_that_is_not_compiled_for_lack_of_triton_is_not_handed_on(
+    tmp_path: Path, libraries: dict[str, str]
+) -> None:
     """Its rehearsal runs operation by operation, in another order than the compiled functions."""
     program = tmp_path / "compiled.py"
-    text = PROGRAM.read_text()
-    program.write_text(text.replace("optimizer =", "model.compile()\noptimizer ="))
+    text = PROGRAM.read_text().replace("optimizer =", "model.compile()\noptimizer =")
+    program.write_text('import sys\nsys.modules["triton"] = None\n' + text)
     report, messages = run(tmp_path, libraries, program, f"--report={tmp_path / 'reported'}")
     assert "so the run does not follow its plan" in messages
     assert report["plan_active_at_iteration"] != 1

@@ -48,7 +48,7 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
         print(json.dumps([test.__name__, fixtures, str(folder)]), file=server.stdin, flush=True)
         code = int(server.stdout.readline())
         stderr = (folder / "stderr").read_text()
-        assert (code, stderr) == (0, ""), stderr[-3000:]
+        assert (code, stderr) == (0, ""), f"{code} {stderr[-3000:]}"
         assert (folder / "stdout").read_text().endswith(_RAN)
 
     signature = inspect.signature(test)

@@ -139,7 +139,8 @@ class Kept(torch.autograd.Function):
 
 def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
     x, size = torch.ones(1 << 14, requires_grad=True), 4 << 14
-    with OffloadMode(HostEngine(1 << 24), CPU, 6 * size) as mode:
+    limit = 6 * size + 256  # of the sum and its gradient
+    with OffloadMode(HostEngine(1 << 24), CPU, limit) as mode:
         evicted = list[int]()
         for _ in range(5):
             y = x
@@ -154,7 +155,7 @@ def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
         schedule = mode.iterations.schedule
         assert schedule is not None
         assert schedule.recorded.step.peak_bytes > 12 * size
-        assert schedule.swap.limit_bytes <= 6 * size
+        assert schedule.swap.limit_bytes <= limit
         assert mode.counts.iteration_out_bytes >= 8 * size
         assert mode.counts.iteration_in_bytes == 0
         assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule

@@ -259,9 +259,9 @@ def test_single_diverging_iteration_keeps_the_schedule_and_two_make_another(mode
     assert mode.counts.diverged - 1 == 2  # the first two iterations differ by the momentum that begins
     loop.step(1280)
     loop.step(1280)
-    assert iterations.schedule.recording is not tape
     made = mode.counts.plans
     loop.step(1280)
+    assert iterations.schedule.recording is not tape
     assert mode.counts.plans == made
 
 

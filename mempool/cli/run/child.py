@@ -384,8 +384,18 @@ class AfterImport:
     import is complete, so the callback then waits until the package is imported too.
     """
 
-    def __init__(self, then: Callable[[str], None], names: Sequence[str] = tuple(ADAPTERS)) -> None:
+    def __init__(
+        self, then: Callable[[str], None], names: Sequence[str] = tuple(ADAPTERS), *, waits: bool = True
+    ) -> None:
+        """Wait for imports.
+
+        Args:
+            then: called with the name of an imported module.
+            names: modules to wait for.
+            waits: let the callback wait for packages of this project. Of several finders one may.
+        """
         self._names, self._waiting, self._then = names, set(names), then
+        self._packages = OURS if waits else ()
         self._imported: list[str] = []
         self._ours = 0  # modules of this project whose import has begun and not ended
 
@@ -393,7 +403,7 @@ class AfterImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec that another finder gives, with a wrapper around the spec's loader."""
-        if name not in self._waiting and name.partition(".")[0] not in OURS:
+        if name not in self._waiting and name.partition(".")[0] not in self._packages:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:

@@ -6,17 +6,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from mempool.logs import log
-from mempool.reporting.outcomes import NewOutcomes
+from mempool.reporting.outcomes import NewOutcomes, missed
 from mempool.torch.eager.storages import OFFLOADED, address_of
 from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
 
     from mempool import _core
     from mempool.torch.eager.eviction_policy import EvictionPolicy
     from mempool.torch.eager.iterations import Iterations
+    from mempool.torch.eager.patterns import Pattern
     from mempool.torch.eager.pool_headroom import PoolHeadroom
     from mempool.torch.eager.storages import StorageRecord, StorageRegistry
     from mempool.torch.eager.transfers import TransferManager
@@ -31,8 +32,12 @@ class ArenaAdmission:
     ones. If all of this exceeds the limit, the moves are replanned for less and the pool learns the new
     moves.
 
+    An iteration that differs, such as an evaluation, leaves storages at other addresses. So the addresses at
+    the end of an iteration by plan are remembered, and restored after an iteration that differed.
+
     Attributes:
-        due: whether to call `take` before the next operation.
+        due: whether to call `install` before the next operation.
+        restores: whether `install` restores addresses instead of installing an arena.
     """
 
     def __init__(
@@ -55,51 +60,91 @@ class ArenaAdmission:
         self._needed_before = 0  # size needed at the end of the last iteration, bytes
         self._new_outcomes = NewOutcomes()
         self._pause, self._wait = 1, 0  # iterations to wait before the next attempt
+        self.restores = False  # instead of installing an arena
         self.due = False
 
-    def update(self) -> None:
-        """Decide after an iteration whether to install an arena: none exists, or planned places are taken."""
+    def update(self, followed: Pattern | None) -> None:
+        """Decide after an iteration whether to install an arena: none exists, or planned places are taken.
+
+        Args:
+            followed: the pattern that the whole iteration followed, if its moves are final.
+        """
         needed, there = self._arena_sizes()
-        occupied, without = self._misses()
+        new = self._new_outcomes.of(self._client.stats()["outcomes"])
+        occupied, without, hits, misses = (
+            new["slot_occupied"] > 0, new["no_arena"] > 0, new["hit"], missed(new)
+        )  # fmt: skip
+        pattern = self._iterations.pattern
+        for one in (followed, pattern):
+            if one is not None and one.arena_bytes != there:
+                one.forget_places(there)
+        if followed is not None:
+            followed.is_served |= hits > OPTIONS.served_hits_per_miss * misses
         self._headroom.holds_arena = there > 0
         # An arena that is too small for another plan may suffice for this plan.
-        self._headroom.serves_schedule = (
-            0 < needed <= there if needed != self._refused else there > 0 and not without
+        has_places = self._headroom.has_places = needed > 0 and (
+            needed <= there if needed != self._refused else there > 0 and not without
         )
+        self._headroom.serves_schedule = has_places and pattern is not None and pattern.is_served
         self._headroom.is_checked |= (
             not self._headroom.serves_schedule
         )  # `PoolHeadroom.begin` ran before `arena` was known
         missing = there < needed == self._needed_before != self._refused
+        if missing and not self._may_fit(needed):
+            missing, self._refused = False, needed
         self._needed_before = needed
         self._wait -= 1
-        in_the_way = occupied and self._headroom.serves_schedule
-        self.due = self._wait <= 0 and self._iterations.holds_limit and (in_the_way or missing)
+        self.due = self._wait <= 0 and self._iterations.holds_limit and ((occupied and has_places) or missing)
+        if pattern is not None:
+            is_clean = followed is not None and hits > 0 == misses
+            if self.restores and pattern is followed and not is_clean:
+                pattern.homes = {}  # to no effect
+            self.restores = bool(pattern.homes) and not is_clean and not self.restores
+            self.due |= self.restores and self._iterations.holds_limit
+            if pattern is followed and is_clean and not pattern.homes:
+                pattern.homes = {record.number: self._home(record) for record in self._resident()}
+
+    def begin_iteration(self) -> None:
+        """Restore addresses before the next operation: the program used storages between two iterations."""
+        pattern = self._iterations.pattern
+        self.restores = pattern is not None and bool(pattern.homes) and self._iterations.holds_limit
+        self.due |= self.restores
+
+    def _may_fit(self, needed: int) -> bool:
+        """Return whether a larger arena may fit beside the storages outside, where the present one serves."""
+        pattern = self._iterations.pattern
+        if pattern is None or not pattern.homes:
+            return True
+        outside = sum(
+            record.rounded_bytes
+            for record in self._resident()
+            if pattern.homes.get(record.number, (0, None))[1] is None
+        )
+        return needed + outside <= self._headroom.limit_bytes
 
     @property
     def is_refused(self) -> bool:
         """Return whether the arena that is needed now cannot be had."""
         return 0 < self._refused == self._needed_before
 
-    def _misses(self) -> tuple[bool, bool]:
-        """Return two flags for this iteration: planned places were occupied; the arena was missing."""
-        new = self._new_outcomes.of(self._client.stats()["outcomes"])
-        return new["slot_occupied"] > 0, new["no_arena"] > 0
-
     def _arena_sizes(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]
 
-    def install(self, keep: Container[int], now: int) -> None:
-        """Install the arena before an operation; `keep`: keys of the storages among the arguments."""
+    def install(self, now: int) -> None:
+        """Install the arena before operation number `now`, whose arguments may leave the device, too."""
         self.due = False
+        if self.restores:
+            self._restore(now)
+            return
         stays, places = self._split_resident()
-        self.eviction.clear(keep, now)
+        self.eviction.clear((), now)
         needed, there = self._arena_sizes()
         short = self._missing_bytes(stays, max(needed - there, 0))
         self._pause = self._wait = min(2 * self._pause, OPTIONS.admission_max_pause)  # exponential backoff
         if needed <= there:
             self.reload_to_places(stays if short <= 0 else [], places)
         elif self._request_arena(short):
-            self._headroom.serves_schedule = self._headroom.holds_arena = True
+            self._headroom.has_places = self._headroom.serves_schedule = self._headroom.holds_arena = True
             self._headroom.begin(by_plan=self._iterations.is_final)
             self.reload_to_places(stays, places)
         elif short <= 0 or not self._handle_shortage(short):
@@ -126,16 +171,43 @@ class ArenaAdmission:
         """Return the persistent storages on the device, and the others with their places in the arena."""
         stays: list[StorageRecord] = []
         places: list[tuple[StorageRecord, int]] = []
-        for record in list(self._storages.records.values()):
-            if record.state == OFFLOADED or (storage := record()) is None:
-                continue
-            memory = storage if record.landing is None else record.landing
-            place = self._client.planned_offset_of(address_of(memory))
-            if place is None:
+        for record in self._resident():
+            if (place := self._home(record)[1]) is None:
                 stays.append(record)
             else:
                 places.append((record, place))
         return stays, places
+
+    def _resident(self) -> list[StorageRecord]:
+        return [
+            record
+            for record in list(self._storages.records.values())
+            if record.state != OFFLOADED and record() is not None
+        ]
+
+    def _home(self, record: StorageRecord) -> tuple[int, int | None]:
+        """Return a storage's address on the device, and the place in the arena if planned there."""
+        address = address_of(record() if record.landing is None else record.landing)
+        return address, self._client.planned_offset_of(address)
+
+    def _restore(self, now: int) -> None:
+        """Move the storages to where they were after an iteration by plan, and evict all others."""
+        returning: list[tuple[StorageRecord, int | None]] = []
+        pattern, stay = self._iterations.pattern, set[int]()
+        homes = {} if pattern is None else pattern.homes
+        for record in list(self._storages.records.values()):
+            if record() is None or (home := homes.get(record.number)) is None:
+                continue
+            if record.state != OFFLOADED and self._home(record)[0] == home[0]:
+                stay.add(record.key)
+            else:
+                returning.append((record, home[1]))
+        self.eviction.clear(stay, now)
+        self.reload_to_places(
+            [record for record, place in returning if place is None],
+            [(record, place) for record, place in returning if place is not None],
+        )
+        self._iterations.ignore_evictions()
 
     def _request_arena(self, short: int) -> bool:
         """Request the arena and return the success; after vain replans, accept a small excess."""
@@ -159,7 +231,8 @@ class ArenaAdmission:
         self._client.enter_dynamic()
         try:
             for record in stays:
-                self._transfers.reload(record)
+                if not self.restores or record.rounded_bytes <= self._headroom.left():
+                    self._transfers.reload(record)
             for record, place in places:
                 if record.state == OFFLOADED:
                     self._client.allocate_next_at(place)

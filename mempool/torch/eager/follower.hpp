@@ -38,6 +38,7 @@ struct Follower {
   std::thread::id thread;
   const std::vector<Expected>* expected = nullptr;
   std::size_t at = 0;
+  bool sends_next = false;  // to the mode, which has something to do before the next operation
   std::int64_t (*misses)(void*) = nullptr;
   void* client = nullptr;
   std::int64_t misses_before = 0;
@@ -58,8 +59,9 @@ struct Follower {
     return is_checked && need > 0 && room(client) - foreign_bytes < need;
   }
 
-  bool sees_alone(DispatchKeySet below) const {
-    if (state.load(std::memory_order_acquire) == kOff || !place.sees_alone(below)) return false;
+  // Return whether to follow, or learn, an operation that would reach the mode `only`.
+  bool is_here(const void* only) const {
+    if (state.load(std::memory_order_acquire) == kOff || !place.is_here(only)) return false;
     return std::this_thread::get_id() == thread ||
            (place.device.load() != c10::DeviceType::CPU && torch::autograd::get_current_graph_task_id() != -1);
   }
@@ -101,7 +103,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
 bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
   static const c10::OperatorHandle before = function_named("mempool_interposer::before");
   Follower& all = follower();
-  if (!all.is_following()) return false;
+  if (!all.is_following() || std::exchange(all.sends_next, false)) return false;
   struct Busy {
     std::atomic<bool>& flag;
     bool mine = !flag.exchange(true);
@@ -214,15 +216,16 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   return 1;
 }
 
-// Follow a table from operation `at` on; with `is_checked`, only as far as the pool has room for results. Return 0 if another
-// mode's schedule is followed.
-MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, const void* mode, int cuda,
+// Follow a table from operation `at` on, or from the one after with `sends_next`; with `is_checked`, only as far as the pool has room
+// for results. Return 0 if another mode's schedule is followed.
+MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, int sends_next, const void* mode, int cuda,
                                           std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
                                           int is_checked, std::int64_t checked_bytes, std::int64_t foreign_bytes) {
   if (mempool_follower_await(mode, cuda) == 0) return 0;
   Follower& all = follower();
   all.expected = table;
   all.at = at;
+  all.sends_next = sends_next != 0;
   all.misses = misses;
   all.client = client;
   all.misses_before = misses(client);

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
 from mempool.torch.eager.patterns import RELOAD, OffloadSchedule, OperationActions, Pattern, PatternRegistry
-from mempool.torch.eager.pool_headroom import PlanStabilizer
+from mempool.torch.eager.pool_headroom import PoolLearning
 from mempool.torch.eager.recorded_iteration import RecordedIteration
 from mempool.torch.eager.schedule_planner import SchedulePlanner
 from mempool.torch.eager.storages import OFFLOADED
@@ -58,7 +59,7 @@ class Iterations:
         self._transfers = transfers
         self._counts = counts
         self.planner = SchedulePlanner(engine, host_bytes, storages.alignment)
-        self._stabilizer = PlanStabilizer(client)
+        self._learning = PoolLearning(client)
         self._headroom = room
         self._evictions_before = 0  # evictions and delays when this iteration began
         self.limit_bytes = self._requested_bytes = limit_bytes
@@ -100,9 +101,18 @@ class Iterations:
         return self.is_following and self.pattern is not None and self.pattern.holds_limit
 
     @property
+    def _is_timed(self) -> bool:
+        """Return whether the durations of operations that follow the schedule are measured: on a GPU.
+
+        Those of a CPU vary with all that the machine does.
+        """
+        pattern = self.pattern if self._engine.streams else None
+        return pattern is not None and pattern.timed_iterations < OPTIONS.timed_iterations
+
+    @property
     def is_final(self) -> bool:
         """Return whether the schedule is followed and the pool may plan for it: the moves are final."""
-        return self.holds_limit and self._stabilizer.pool_learns
+        return self.holds_limit and self.pattern is not None and self.pattern.is_stable
 
     @property
     def resident_limit_bytes(self) -> int:
@@ -124,6 +134,7 @@ class Iterations:
         if not known:
             if not self._switch(func):
                 self._leave_schedule()
+                self._learning.set(on=False)  # storages move on demand: lifetimes are accidental
                 return
             if self.follower is not None:
                 self.follower.continue_with_other()
@@ -143,9 +154,9 @@ class Iterations:
     def _has_room(self, record: StorageRecord) -> bool:
         if self._storages.resident_bytes + record.rounded_bytes > self.reload_limit_bytes:
             return False
-        if (room := self._headroom) is None or not room.is_checked or record.state != OFFLOADED:
+        if self._headroom is None or record.state != OFFLOADED:
             return True
-        has = record.rounded_bytes <= room.left()
+        has = not self._headroom.lacks(record.rounded_bytes)
         self._counts.put_off += not has
         return has
 
@@ -157,10 +168,17 @@ class Iterations:
         elif at == len(self.footprints) < OPTIONS.max_iteration_footprints:
             self.footprints.append((func, asked, need))
 
-    def mark_start(self) -> None:
-        """Mark the beginning of an operation, unless the schedule knows all durations."""
-        if not self.is_following or self._sizes_differ:
-            self.current.marks[len(self.current.functions)] = self._engine.mark()
+    def mark_start(self, footprint: Footprint) -> None:
+        """Mark the beginning of an operation, unless the schedule knows all durations.
+
+        The memory that the operation will take is taken once before, as the pool may wait for all copies.
+        """
+        if not self.is_following or self._sizes_differ or self._is_timed:
+            prepare = None
+            if self._headroom is not None:
+                sizes = footprint.result_bytes, footprint.workspace_bytes if footprint.samples else 0
+                prepare = functools.partial(self._headroom.prepare, sizes) if any(sizes) else None
+            self.current.marks[len(self.current.functions)] = self._engine.mark(prepare)
         elif self._engine.streams:
             self._engine.note_stream()
 
@@ -296,6 +314,7 @@ class Iterations:
         self.pattern, self._sizes_differ = other, False
         self._bind_rows(other.schedule)
         self._catch_up(other.schedule)
+        self._learning.set(on=other.is_stable)
         return True
 
     def _leave_schedule(self) -> None:
@@ -314,8 +333,9 @@ class Iterations:
         recording, goes_on = self.current, self.is_followed
         if len(recording):
             self._counts.end_iteration()
-            if not goes_on:
+            if not goes_on or self._is_timed:
                 recording.marks[len(recording)] = self._engine.mark()
+            if not goes_on:
                 self._handle_unplanned(recording)
             elif self.pattern is not None:
                 self._adapt_to_waits(self.pattern)
@@ -338,7 +358,7 @@ class Iterations:
 
     def let_pool_learn(self) -> None:
         """Let the pool learn: the moves will not change, since there are none for a while."""
-        self._stabilizer.let_pool_learn()
+        self._learning.begin()
 
     def resume(self) -> None:
         """Begin an iteration that is seen from the beginning on."""
@@ -347,7 +367,7 @@ class Iterations:
 
     def close(self) -> None:
         """Let the pool learn: no more iterations follow."""
-        self._stabilizer.let_pool_learn()
+        self._learning.begin()
 
     def forget(self) -> None:
         """Drop all patterns, since the detected iterations were not real ones; keep the current recording."""
@@ -378,22 +398,41 @@ class Iterations:
             arrived = before
             for _, transfer in arrived:
                 self._counts.add_wait(self._engine.waited(transfer))
-        if self._headroom is not None and self._headroom.serves_schedule:
-            return  # the pool's schedule is made for these moves
-        if self._was_disturbed() and self._replan_lower(pattern, 0):
+        if self._is_timed and self._retime(pattern):
             return
-        if self._may_change(schedule) and (
+        if self._headroom is not None and self._headroom.has_places:
+            self._record_stable(pattern)
+            return  # the pool's plan is made for these moves
+        pattern.disturbed_iterations = pattern.disturbed_iterations + 1 if self._was_disturbed() else 0
+        if pattern.disturbed_iterations >= OPTIONS.disturbed_iterations and self._replan_lower(pattern, 0):
+            return
+        if self._may_change(pattern) and (
             better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
         ):
             self._replace(pattern, better)
             self._counts.changes += 1
         else:
-            self._stabilizer.record_stable()
+            self._record_stable(pattern)
 
-    def _may_change(self, schedule: OffloadSchedule) -> bool:
+    def _retime(self, pattern: Pattern) -> bool:
+        """Measure the durations of operations again; return whether that led to other moves."""
+        pattern.timed_iterations += 1
+        seconds = self.current.seconds(self._engine, pattern.schedule)
+        if (made := self.planner.retime(pattern.schedule, seconds, pattern.limit_bytes)) is None:
+            return False
+        self._counts.plans += 1
+        self._replace(pattern, made)
+        return True
+
+    def _record_stable(self, pattern: Pattern) -> None:
+        pattern.stable_iterations += 1
+        if pattern.stable_iterations == OPTIONS.stable_iterations:
+            self._learning.begin()
+
+    def _may_change(self, pattern: Pattern) -> bool:
         """Return whether moves may adapt to waits: waits vary, and the pool needs moves that do not."""
         return self._headroom is None or (
-            schedule.changes < OPTIONS.max_wait_changes_with_pool and not self._stabilizer.pool_learns
+            pattern.schedule.changes < OPTIONS.max_wait_changes_with_pool and not pattern.is_stable
         )
 
     def _arena_limit(self, pattern: Pattern) -> int:
@@ -401,7 +440,8 @@ class Iterations:
 
     def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
         pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None
-        self._stabilizer.reset()
+        pattern.stable_iterations = pattern.disturbed_iterations = 0
+        pattern.forget_places(pattern.arena_bytes)
 
     def _was_disturbed(self) -> bool:
         """Return whether the pool, holding more than live bytes, caused evictions or delayed reloads."""
@@ -418,11 +458,12 @@ class Iterations:
         limit = min(
             self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // OPTIONS.lower_limit_divisor)
         )
-        made, before = self.planner.replan(pattern.schedule, limit), pattern.schedule
-        if made is None or (made.swap.limit_bytes, self.planner.arena_bytes(made)) >= (
-            before.swap.limit_bytes,
-            self.planner.arena_bytes(before),
-        ):
+
+        def needed(schedule: OffloadSchedule) -> tuple[int, int]:
+            return max(self.planner.arena_bytes(schedule), limit), schedule.swap.limit_bytes
+
+        made = self.planner.replan(pattern.schedule, limit)
+        if made is None or needed(made) >= needed(pattern.schedule):
             return False
         pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
         self._counts.plans += 1
@@ -482,7 +523,6 @@ class Iterations:
         recording.marks.clear()  # on CUDA each mark is an event
         if made is None:
             return None
-        self._stabilizer.reset()
         self._counts.plans += 1
         self._counts.margin_bytes = max(self.limit_bytes - made.swap.limit_bytes, 0)
         return made
@@ -499,6 +539,8 @@ class Iterations:
         self._bind_rows(self.schedule)
         if self.schedule is not None and not goes_on:
             self._catch_up(self.schedule)
+        if self.pattern is not None:  # after the catch-up, whose reloads belong to no iteration
+            self._learning.set(on=self.pattern.is_stable)
 
     def _bind_rows(self, schedule: OffloadSchedule | None) -> None:
         """Bind the schedule's rows to storages: to the persistent ones and to those made so far."""

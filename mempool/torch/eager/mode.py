@@ -284,7 +284,10 @@ class OffloadMode(TorchDispatchMode):
         if self.follower is not None:
             self.follower.take_over()
         self._is_partial = False
+        begins = len(self.iterations.current) > 0
         self.iterations.begin()
+        if begins and self._admission is not None:
+            self._admission.begin_iteration()
         interposer.begin_entries(self)
         if self.follower is not None:
             self.follower.begin_iteration()
@@ -321,6 +324,8 @@ class OffloadMode(TorchDispatchMode):
         else:
             self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
             partial, self._is_partial = self._is_partial, False
+            is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
+            followed = self.iterations.pattern if is_followed else None
             if partial:
                 self.counts.end_iteration()
                 self.iterations.resume()
@@ -328,7 +333,7 @@ class OffloadMode(TorchDispatchMode):
                 self.iterations.end()
             self.eviction.limit_bytes = self.iterations.resident_limit_bytes
             if self._admission is not None:
-                self._admission.update()
+                self._admission.update(followed)
             if self.bypass is not None and not partial:
                 self.bypass.record_peak(peak_bytes)
             if self.follower is not None and self._detector is None:
@@ -370,8 +375,17 @@ class OffloadMode(TorchDispatchMode):
                 self.iterations.record_view(record, written=written)
 
     def reload(self, absent: list[torch.Tensor]) -> None:
-        """Reload the storages of these tensors for an operation of a loop over single entries."""
-        self.admit(0, [record for one in absent if (record := self.storages.find(one.untyped_storage()))])
+        """Make the bytes of these tensors accessible for an operation of a loop over single entries.
+
+        A CPU reads and writes the host copy, which is the only one unless the storage is on the way back.
+        """
+        records = [record for one in absent if (record := self.storages.find(one.untyped_storage()))]
+        if self.storages.device != "cpu":
+            self.admit(0, records)
+            return
+        for record in records:
+            if record.state == RELOADING:
+                self.transfers.wait(record)
 
     def lend(
         self,
@@ -484,7 +498,7 @@ class OffloadMode(TorchDispatchMode):
         if unwritten:
             self._mark_written(given)
         if self._admission is not None and self._admission.due:
-            self._admission.install({record.key for record in given}, self.clock)
+            self._admission.install(self.clock)
         at = len(iterations.current.functions)
         if iterations.is_following:
             actions = iterations.actions
@@ -520,7 +534,7 @@ class OffloadMode(TorchDispatchMode):
             self.admit(needed, given)
         for record in written:  # even if the operation fails half-way
             record.has_valid_copy = False
-        iterations.mark_start()
+        iterations.mark_start(footprint)
         result, made = self._perform(traits, args, kwargs, given, footprint, size)
         if storages.resident_bytes > self.counts.peak_bytes:
             self.counts.peak_bytes = storages.resident_bytes
@@ -608,7 +622,7 @@ class OffloadMode(TorchDispatchMode):
                     if record.state == RESIDENT and bytes_of(storage) != record.size:
                         self.storages.resize_record(record, bytes_of(storage))
         if self._admission is not None:
-            self._admission.update()
+            self._admission.update(None)
 
     def _detect_iteration(self, detector: IterationDetector) -> None:
         """Detect the ends of iterations in a program that marks none."""

@@ -143,20 +143,42 @@ class Pattern:
         last_used: number of the last iteration of this pattern.
         footprints: for each operation, the operation, the bytes of its tensor arguments (or the arguments
             themselves, if none is a tensor), and the footprint.
+        timed_iterations: iterations that followed the schedule and measured the durations of operations.
         limit_bytes: limit for which the moves were planned, bytes.
         lower_limits: how often the moves were replanned for a lower limit.
         finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
         expected: the operations as the interposer expects them; None until they are learned.
+        homes: address, and place in the arena or None, of each storage that is resident before an iteration,
+            by number; empty until the pool's plan serves the pattern.
+        arena_bytes: bytes of the arena to which `homes` belongs.
+        stable_iterations: iterations that followed unchanged moves.
+        disturbed_iterations: latest iterations in a row with evictions or delayed reloads.
+        is_served: whether the arena has had places for nearly all requests of an iteration.
     """
 
     schedule: OffloadSchedule
     followed: bool = False
     last_used: int = 0
+    timed_iterations: int = 0
     limit_bytes: int = 0
     lower_limits: int = 0
     footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)
     finished_reloads: list[tuple[int, Any]] = field(default_factory=list)
     expected: ExpectedOperations | None = None
+    homes: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    arena_bytes: int = 0
+    stable_iterations: int = 0
+    disturbed_iterations: int = 0
+    is_served: bool = False
+
+    def forget_places(self, arena_bytes: int) -> None:
+        """Forget the places in the arena, of which there is another one, or which is for other moves."""
+        self.homes, self.is_served, self.arena_bytes = {}, False, arena_bytes
+
+    @property
+    def is_stable(self) -> bool:
+        """Return whether the moves are final, so that the pool may plan for them."""
+        return self.stable_iterations >= OPTIONS.stable_iterations
 
     @property
     def holds_limit(self) -> bool:
@@ -223,21 +245,26 @@ class PatternRegistry:
     def predict_next(self) -> Pattern | None:
         """Predict the next pattern: the successor of the longest past run that ends like the last iterations.
 
-        If no run matches, return the most recently used pattern.
+        Of equally long runs, the most frequent successor counts; without any, the most frequent pattern.
+        Equally frequent ones are those of the latest run, and the latest pattern.
         """
         order = list(self.order)
-        best, found = 0, None
-        for at in range(len(order) - 1, 0, -1):  # of two runs of equal length, the later
-            if order[at] is None or order[max(at - 1 - best, 0)] is not order[-1 - best]:
+        best, found = 0, list[Pattern]()
+        for at in range(len(order) - 1, 0, -1):
+            if at < best:  # all earlier runs are shorter
+                break
+            if (after := order[at]) is None or (best and order[at - best] is not order[-best]):
                 continue
             length = 0
             while length < at and order[at - 1 - length] is order[-1 - length]:
                 length += 1
             if length > best:
-                best, found = length, order[at]
-            if length == at:  # all earlier runs are shorter
-                break
-        return found or max(self._patterns, key=lambda pattern: pattern.last_used, default=None)
+                best, found = length, []
+            if length == best > 0:
+                found.append(after)
+        return max(found, key=found.count, default=None) or max(
+            self._patterns, key=lambda one: (self.order.count(one), one.last_used), default=None
+        )
 
     def matching_prefix(self, recording: RecordedIteration, func: Any, but: Pattern | None) -> Pattern | None:
         """Return another pattern, not `but`, that began like this iteration and continues with `func`.

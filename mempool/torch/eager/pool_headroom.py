@@ -24,7 +24,8 @@ class PoolHeadroom:
     libraries, and an arena as a whole, however full: none of these can be released.
 
     Attributes:
-        serves_schedule: whether the pool has an arena with places for all buffers of the current schedule.
+        has_places: whether the arena has places for all buffers that the pool has plans for.
+        serves_schedule: whether the current schedule is among these plans, too.
         limit_bytes: most bytes that the pool holds; above the requested limit if that cannot be held.
         holds_arena: whether the pool has any arena.
         is_checked: whether to ask the pool; False while an iteration goes by the pool's plan.
@@ -37,7 +38,7 @@ class PoolHeadroom:
         self._client, self._pool = client, client.pool
         self._storages = storages
         self.limit_bytes = self._requested_bytes = limit_bytes
-        self.serves_schedule = self.holds_arena = self.is_followed = False
+        self.has_places = self.serves_schedule = self.holds_arena = self.is_followed = False
         self.is_checked = True
         self.foreign_bytes = 0
         self._pool.set_budget(limit_bytes)
@@ -96,6 +97,15 @@ class PoolHeadroom:
             self.foreign_bytes = max(self.foreign_bytes, beside)
         return room - storages.foreign_bytes
 
+    def prepare(self, sizes: tuple[int, ...], stream: Any) -> None:
+        """Take and free blocks of these sizes, if the pool must give memory back to have them."""
+        if sum(sizes) <= self.limit_bytes - self._pool.stats()["reserved"]["current"]:
+            return
+        handle = stream.cuda_stream
+        for address in [self._client.allocate(size, handle) for size in sizes if size]:
+            if address:
+                self._client.free(address, handle)
+
     def values(self) -> dict[str, Any]:
         """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
         if self._final is not None:
@@ -129,8 +139,8 @@ class PoolHeadroom:
         self._pool.set_budget(_NONE)
 
 
-class PlanStabilizer:
-    """Keeps a pool from learning while the moves still change.
+class PoolLearning:
+    """Switch of a pool's learning: a pool must not learn an iteration whose moves still change.
 
     Each change of the moves changes the lifetimes of the same requests. A pool that planned earlier lifetimes
     would find planned places occupied, and plan around them in an ever larger arena. Until a pool has a plan,
@@ -140,31 +150,20 @@ class PlanStabilizer:
     def __init__(self, client: _core.Client | None) -> None:
         """Stop a client's pool from learning; without a client, do nothing."""
         self._client = client
-        self._stable = 0
-        self._is_dynamic = False
-        self.reset()
+        self._is_on = True
+        self.set(on=False)
 
-    @property
-    def pool_learns(self) -> bool:
-        """Return whether the pool may learn."""
-        return not self._is_dynamic
+    def set(self, *, on: bool) -> None:
+        """Let the pool learn, or not."""
+        if self._client is not None and on != self._is_on:
+            self._is_on = on
+            if on:
+                self._client.leave_dynamic()
+            else:
+                self._client.enter_dynamic()
 
-    def reset(self) -> None:
-        """Record a change of the moves, and stop the pool's learning."""
-        self._stable = 0
-        if self._client is not None and not self._is_dynamic:
-            self._is_dynamic = True
-            self._client.enter_dynamic()
-
-    def record_stable(self) -> None:
-        """Record an iteration that followed unchanged moves."""
-        self._stable += 1
-        if self._stable == OPTIONS.stable_iterations:
-            self.let_pool_learn()
-
-    def let_pool_learn(self) -> None:
-        """Let the pool learn."""
-        if self._client is not None and self._is_dynamic:
-            self._is_dynamic = False
+    def begin(self) -> None:
+        """Let the pool learn moves that have become stable, and give memory back that they do not need."""
+        if self._client is not None and not self._is_on:
             self._client.give_back()
-            self._client.leave_dynamic()
+        self.set(on=True)

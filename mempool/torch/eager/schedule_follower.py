@@ -128,12 +128,12 @@ class ScheduleFollower:
             self._start(pattern.expected, len(self._iterations.current))
 
     def _may_follow(self) -> bool:
-        """Return whether the moves are final, and no arena is to come."""
+        """Return whether the moves are final, and no new arena is to come."""
         iterations = self._iterations
         return (
             iterations.is_final
-            and not self._admission.due
-            and (self._headroom.serves_schedule or self._admission.is_refused)
+            and (self._admission.restores or not self._admission.due)
+            and (self._headroom.has_places or self._admission.is_refused)
             and not self._transfers.captures
             and threading.get_ident() == self._transfers.thread
         )
@@ -145,6 +145,7 @@ class ScheduleFollower:
             self._library.mempool_follower_start(
                 expected.handle,
                 at,
+                self._admission.due,
                 id(self._mode),
                 self._is_cuda,
                 _core.torch_misses_function(),

@@ -34,7 +34,7 @@ namespace fake {
 
 enum Code {
   kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeinitialized = 4, kNoDevice = 100,
-  kInvalidDevice = 101, kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kNotSupported = 801, kCaptureUnsupported = 900,
+  kInvalidDevice = 101, kInvalidContext = 201, kFileNotFound = 301, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kNotSupported = 801, kCaptureUnsupported = 900,
   kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
   kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kWrongThread = 908
 };
@@ -165,6 +165,7 @@ class Gpu {
   void (*fill)(void* to, int value, std::size_t bytes) = [](void* to, int value, std::size_t bytes) {
     std::memset(to, value, bytes);
   };
+  void (*forget_bytes)(std::uintptr_t address) = [](std::uintptr_t) {};  // a kernel may write there
   int version = 12080;
   std::size_t granularity = kWhole;  // of pages
   int streams_made = 0;              // by the driver's own function, and not destroyed
@@ -340,6 +341,13 @@ class Gpu {
       if (mapping == in->mapped.end() || !mapping->second.usable) return false;
     }
     return true;
+  }
+
+  // Return whether an address is in live memory of a device.
+  bool is_device(std::uintptr_t address) {
+    std::uintptr_t begin = 0;
+    const Allocation* const in = found(address, begin);
+    return in != nullptr && in->kind != kHost && is_allocated({address, 1});
   }
 
   // --- physical memory, and address space that it is mapped to

@@ -1,13 +1,63 @@
 // Modules and kernels of the stand-in's driver, its functions by name, and functions that only some programs call.
 #include <dlfcn.h>
+#include <elf.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "call.hpp"
 
 using namespace fake;
 
 namespace {
+
+// A kernel of a module, as far as its machine code tells.
+struct KernelCode {
+  const char* name = "a kernel of a module";
+  std::vector<std::size_t> arguments = {};  // bytes of each
+  int registers = 0, shared_bytes = 0;
+};
+using Module = std::map<std::string, KernelCode>;  // empty: an image that is not machine code
+
+// Read the kernels of machine code, an ELF file: `.text.KERNEL`, whose header has the number of registers, `.nv.shared.KERNEL`, and
+// `.nv.info.KERNEL` with the attributes, KPARAM_INFO for each argument.
+Module read_module(const char* image) {
+  constexpr int kWithBytes = 4, kArgument = 0x17;
+  Module module;
+  if (std::memcmp(image, ELFMAG, SELFMAG) != 0) return module;
+  const auto* const header = reinterpret_cast<const Elf64_Ehdr*>(image);
+  const auto* const sections = reinterpret_cast<const Elf64_Shdr*>(image + header->e_shoff);
+  const char* const names = image + sections[header->e_shstrndx].sh_offset;
+  static auto* const kept = new std::set<std::string>;  // works and faults name kernels
+  const auto kernel = [&](const Elf64_Shdr& section, const std::string& prefix) -> KernelCode* {
+    const std::string name = names + section.sh_name;
+    if (name.compare(0, prefix.size(), prefix) != 0) return nullptr;
+    KernelCode& code = module[name.substr(prefix.size())];
+    code.name = kept->insert(name.substr(prefix.size())).first->c_str();
+    return &code;
+  };
+  for (const Elf64_Shdr* section = sections; section != sections + header->e_shnum; ++section) {
+    if (KernelCode* const code = kernel(*section, ".text.")) code->registers = static_cast<int>(section->sh_info >> 24);
+    if (KernelCode* const code = kernel(*section, ".nv.shared.")) code->shared_bytes = static_cast<int>(section->sh_size);
+    KernelCode* const code = kernel(*section, ".nv.info.");
+    if (code == nullptr) continue;
+    const char* const end = image + section->sh_offset + section->sh_size;
+    for (const char* at = image + section->sh_offset; at + 4 <= end;) {
+      std::uint16_t bytes = 0, number = 0;
+      std::uint32_t packed = 0;
+      std::memcpy(&bytes, at + 2, sizeof bytes);
+      if (at[0] == kWithBytes && at[1] == kArgument) {
+        std::memcpy(&number, at + 8, sizeof number);
+        std::memcpy(&packed, at + 12, sizeof packed);
+        if (code->arguments.size() <= number) code->arguments.resize(number + std::size_t{1});
+        code->arguments[number] = packed >> 18;
+      }
+      at += 4 + (at[0] == kWithBytes ? bytes : 0);
+    }
+  }
+  return module;
+}
 
 // Return the function that CUDA's headers map a short name to: the newest of this driver.
 void* function_of(const char* name) {
@@ -17,11 +67,20 @@ void* function_of(const char* name) {
   return nullptr;
 }
 
-int launch(Handle handle) {
+int launch(const KernelCode* code, Handle handle, void** arguments) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
   Work work;
+  work.name = code->name;
   work.cost = kernel_cost();
+  for (std::size_t i = 0; arguments != nullptr && i < code->arguments.size(); ++i) {
+    std::uintptr_t word = 0;
+    if (code->arguments[i] != sizeof word) continue;
+    std::memcpy(&word, arguments[i], sizeof word);
+    if (!gpu->is_device(word)) continue;
+    work.uses.push_back({word, 1});
+    gpu->forget_bytes(word);
+  }
   return gpu->enqueue(stream, std::move(work));
 }
 
@@ -52,21 +111,34 @@ EXPORTED int cuGetExportTable(const void** table, const void*) {
   return kNotSupported;
 }
 
-EXPORTED int cuModuleLoadData(Handle* module, const void*) {
+EXPORTED int cuModuleLoadData(Module** module, const void* image) {
   CALL("cuModuleLoadData");
-  *module = 1;
+  *module = new Module(read_module(static_cast<const char*>(image)));
   return 0;
 }
-EXPORTED int cuModuleLoadDataEx(Handle* module, const void* image, unsigned, void*, void*) {
+EXPORTED int cuModuleLoadDataEx(Module** module, const void* image, unsigned, void*, void*) {
   return cuModuleLoadData(module, image);
 }
-EXPORTED int cuLibraryLoadData(Handle* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {
+EXPORTED int cuLibraryLoadData(Module** library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {
   return cuModuleLoadData(library, image);
 }
-EXPORTED int cuModuleUnload(Handle) { return 0; }
-EXPORTED int cuModuleGetFunction(Handle* function, Handle, const char*) {
-  *function = 1;
+EXPORTED int cuModuleLoad(Module** module, const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return kFileNotFound;
+  const std::string image{std::istreambuf_iterator<char>(file), {}};
+  return cuModuleLoadData(module, image.c_str());
+}
+EXPORTED int cuModuleUnload(Module* module) {
+  CALL("cuModuleUnload");
+  delete module;
   return 0;
+}
+EXPORTED int cuModuleGetFunction(const KernelCode** function, const Module* module, const char* name) {
+  CALL("cuModuleGetFunction");
+  static const KernelCode unknown;
+  const auto found = module->find(name);
+  *function = found != module->end() ? &found->second : &unknown;
+  return found != module->end() || module->empty() ? kSuccess : kNotFound;
 }
 EXPORTED int cuModuleGetGlobal_v2(std::uintptr_t* address, std::size_t* bytes, Handle, const char*) {
   static char symbol[1 << 16];
@@ -74,8 +146,12 @@ EXPORTED int cuModuleGetGlobal_v2(std::uintptr_t* address, std::size_t* bytes, H
   if (bytes != nullptr) *bytes = sizeof symbol;
   return 0;
 }
-EXPORTED int cuFuncGetAttribute(int* value, int attribute, Handle) {
-  *value = attribute == 0 ? 1024 : 0;  // the largest number of threads in a block
+EXPORTED int cuFuncGetAttribute(int* value, int attribute, const KernelCode* code) {
+  constexpr int kMostThreads = 0, kSharedBytes = 1, kRegisters = 4;
+  *value = attribute == kMostThreads   ? 1024
+           : attribute == kSharedBytes ? code->shared_bytes
+           : attribute == kRegisters   ? code->registers
+                                       : 0;
   return 0;
 }
 EXPORTED int cuFuncSetAttribute(Handle, int, int) { return 0; }
@@ -88,23 +164,23 @@ EXPORTED int cuOccupancyMaxActiveClusters(int* clusters, Handle, const void*) {
   *clusters = 1;
   return 0;
 }
-EXPORTED int cuLaunchKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle stream, void**,
-                            void**) {
+EXPORTED int cuLaunchKernel(const KernelCode* code, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle stream,
+                            void** arguments, void**) {
   CALL("cuLaunchKernel");
-  return launch(stream);
+  return launch(code, stream, arguments);
 }
-EXPORTED int cuLaunchCooperativeKernel(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                       Handle stream, void**) {
+EXPORTED int cuLaunchCooperativeKernel(const KernelCode* code, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                       Handle stream, void** arguments) {
   CALL("cuLaunchCooperativeKernel");
-  return launch(stream);
+  return launch(code, stream, arguments);
 }
 struct LaunchConfiguration {
   unsigned grid[3], block[3], shared;
   Handle stream;
 };
-EXPORTED int cuLaunchKernelEx(const LaunchConfiguration* with, Handle, void**, void**) {
+EXPORTED int cuLaunchKernelEx(const LaunchConfiguration* with, const KernelCode* code, void** arguments, void**) {
   CALL("cuLaunchKernelEx");
-  return launch(with->stream);
+  return launch(code, with->stream, arguments);
 }
 EXPORTED int cuTensorMapEncodeTiled(void* map, int, unsigned, void*, const void*, const void*, const void*, const void*, int, int,
                                     int, int) {
@@ -125,6 +201,11 @@ EXPORTED int cuCtxSetCurrent(Context* context) {
   if (context != nullptr) contexts.push_back(context);
   return 0;
 }
+EXPORTED int cuCtxGetLimit(std::size_t* value, int) {
+  *value = 1 << 20;
+  return 0;
+}
+EXPORTED int cuCtxSetLimit(int, std::size_t) { return 0; }
 EXPORTED int cuCtxGetDevice(int* device) {
   CALL("cuCtxGetDevice");
   *device = current()->device;

@@ -15,6 +15,7 @@ const bool prepared = [] {
   gpu->late = set.late;
   gpu->copy = copy_contents;
   gpu->fill = fill_contents;
+  gpu->forget_bytes = [](std::uintptr_t address) { forget_contents(reinterpret_cast<const void*>(address)); };
   gpu->version = set.runtime;
   if (!set.arguments.empty()) gpu->order = std::make_unique<fake::Order>();
   gpu->devices.assign(static_cast<std::size_t>(set.devices), fake::Device{});

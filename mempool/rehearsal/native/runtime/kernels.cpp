@@ -27,12 +27,6 @@ constexpr int kNoKernelImage = 209;
 
 thread_local Configuration configuration;
 
-bool is_device_address(std::uintptr_t word) {
-  std::uintptr_t begin = 0;
-  const fake::Allocation* const in = gpu->found(word, begin);
-  return in != nullptr && in->kind != fake::kHost && gpu->is_allocated({word, 1});
-}
-
 // Return the memory that a kernel's arguments point to, with one byte each, because how far a kernel goes is unknown. A word of
 // the arguments is a pointer if it was an address of live memory in each launch of the kernel, two at least: structures have
 // parts that no launch writes, in which stale addresses of the caller's stack lie.
@@ -49,7 +43,7 @@ std::vector<fake::Range> uses_of(const KernelTraits& traits, void** arguments) {
       std::memcpy(&word, bytes + at, sizeof word);
       if (number == words.size()) words.push_back(unseen);
       Word& state = words[number++];
-      if (state == other || !is_device_address(word)) {
+      if (state == other || !gpu->is_device(word)) {
         state = other;
       } else if (state == unseen) {
         state = address;
