@@ -346,10 +346,9 @@ class Guest final : public cca::CUDAAllocator {
       get_arena(request.device);
     }
   }
-  // Release the segment of a former arena, which small tensors would otherwise fragment. Expandable segments have
-  // no such segment: their pages stay, for the requests to come.
+  // Release the memory of a former arena, which small tensors would otherwise fragment: an iteration that outgrows the plan has its
+  // largest buffers last.
   static void release_segment() {
-    if (c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) return;
     try {
       host->emptyCache({0, 0});
     } catch (const c10::Error&) {  // a capture has begun

@@ -7,7 +7,7 @@ from solvers.swap.replay import ReplayResult, replay
 from solvers.swap.schedule import PlannedSchedule, Schedule
 from solvers.swap.step import Step
 from solvers.swap.step_of_trace import step_of
-from solvers.swap.transfer_times import advance_reloads, delay_offloads, reduce_fragmentation
+from solvers.swap.transfer_times import advance_reloads, delay_offloads, reduce_fragmentation, tightened
 from solvers.swap.tunables import OffloadTunables
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "reduce_fragmentation",
     "replay",
     "step_of",
+    "tightened",
 ]

@@ -159,6 +159,26 @@ class OffloadPlanner:
                 best, high = found, middle
         return self._search(high, self._tries) or best
 
+    def alternatives(self, limit: int) -> list[PlannedSchedule]:
+        """Return different schedules that hold a limit, the shortest stall first; none without moves."""
+        if limit < self.lowest_limit() or self._lean.peak_bytes <= limit:
+            return []
+        found = [self._plan_order(name, order, limit) for name, order in self._orders.items()]
+        leader = min((one for one in found if one is not None), key=_cost, default=None)
+        if leader is not None:
+            orders = self._neighbours(
+                self._orders[leader.method], self._tries // self.tunables.alternative_tries_divisor
+            )
+            found += [
+                self._plan_order(f"{k} of search", order, limit, reload_weight=weight)
+                for k, (order, weight) in enumerate(
+                    zip(orders, itertools.cycle(self.tunables.reload_weights), strict=False)
+                )
+            ]
+        held = (self._within_host(one) for one in found if one is not None and one.peak_bytes <= limit)
+        different = {round(one.stall_seconds, 7): one for one in held if one is not None}
+        return sorted(different.values(), key=_cost)
+
     def lowest_limit(self) -> int:
         """Return the lowest feasible limit in bytes, given the host limit."""
         floor = self.floor()[0]

@@ -121,11 +121,11 @@ def _variations(
         if variation is None:
             continue
         for margin in planner.tunables.margins:
-            if (tight := _tightened(planner, variation, margin)) is not None:
+            if (tight := tightened(planner, variation, margin)) is not None:
                 yield tight
 
 
-def _tightened(planner: OffloadPlanner, planned: PlannedSchedule, margin: float) -> PlannedSchedule | None:
+def tightened(planner: OffloadPlanner, planned: PlannedSchedule, margin: float) -> PlannedSchedule | None:
     """Return the schedule after `tighten`, or None if that waits longer or needs more memory."""
     made = tighten(planner.step, planner.link, planned.schedule, planned.replayed.wait, margin=margin)
     replayed = replay(planner.step, planner.link, made)

@@ -21,6 +21,8 @@ class OffloadTunables:
             groups, and those that begin or end with an absence.
         limit_work: work of the orders tried for one limit; some tenths of a second.
         limit_tries: most orders tried for one limit.
+        alternative_tries_divisor: orders tried for other schedules of the same limit, as a share of those for
+            the best schedule.
         free_work: work of the search for the least peak without stall; larger than `limit_work`, because no
             local search follows. For steps whose operations are not grouped.
         free_tries: most orders of that search.
@@ -53,6 +55,7 @@ class OffloadTunables:
     ungrouped_operations: int = 2048
     limit_work: int = 150_000_000
     limit_tries: int = 300
+    alternative_tries_divisor: int = 25
     free_work: int = 600_000_000
     free_tries: int = 1000
     improve_work: float = 100e6

@@ -22,13 +22,15 @@ class Clock:
         cuda.library.mempool_standin_time.restype = ctypes.c_int64
         cuda.do("cudaSetDevice", 0)
         self.cuda = cuda
+        module = cuda.get("cuModuleLoadData", b"an image of no known form")
+        self.function = cuda.get("cuModuleGetFunction", module, b"kernel")
         self.device, self.host = cuda.get("cudaMalloc", MIB), cuda.get("cudaHostAlloc", MIB, 0)
 
     def stream(self, flags: int = 1) -> int:
         return int(self.cuda.get("cudaStreamCreateWithFlags", flags))
 
     def launch(self, stream: int) -> None:
-        self.cuda.do("cuLaunchKernel", 1, *[1] * 6, 0, stream, None, None)
+        self.cuda.do("cuLaunchKernel", self.function, *[1] * 6, 0, stream, None, None)
 
     def kernel(self, stream: int, nanoseconds: int) -> None:
         """Run an operation of one kernel."""
@@ -170,6 +172,19 @@ def test_kernels_of_an_operation_take_its_time_once_also_for_events_inside(cuda:
     cuda.library.mempool_standin_end_operation(ctypes.c_double(9000))
     ends = inside, clock.event(compute), clock.event(copies)
     assert [clock.between(begin, end) for end in ends] == [7000, 7000, 8100]
+
+
+@on_standin()
+def test_operation_takes_its_time_although_the_host_waits_within(cuda: Cuda) -> None:
+    clock = Clock(cuda)
+    stream = clock.stream()
+    cuda.library.mempool_standin_begin_operation()
+    clock.launch(stream)
+    assert clock.time == SHORTEST
+    clock.launch(stream)
+    clock.launch(stream)
+    cuda.library.mempool_standin_end_operation(ctypes.c_double(7000))
+    assert clock.time == SHORTEST + 7000
 
 
 @on_standin()

@@ -205,6 +205,28 @@ def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
     assert values(pool)["hits"] > hits
 
 
+@alone
+def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache() -> None:
+    """The largest buffers come last, and the smaller ones before them would split that memory."""
+    pool = install()
+
+    def layers(size: int) -> int:
+        kept = [tensor(size) for _ in range(12)]
+        free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        del kept
+        return free
+
+    for _ in range(8):
+        pool.step()
+        layers(30 * MIB)
+        pool.plan_now()
+    assert pool.client.pool.stats()["arena_bytes"] >= 360 * MIB
+    pool.step()
+    assert layers(33 * MIB) < 36 * MIB
+    assert pool.client.pool.stats()["arena_bytes"] == 0
+    assert driver().faults == []
+
+
 @pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
 def test_arena_that_does_not_hold_every_plan_is_not_taken(expandable: str) -> None:

@@ -103,7 +103,7 @@ class LazyEngine:
         copy.dropped = True
         copy.end()
 
-    def mark(self) -> float:
+    def mark(self, prepare: Any = None) -> float:
         return 0.0
 
     def seconds(self, marks: list[Any]) -> list[float]:

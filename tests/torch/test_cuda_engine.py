@@ -256,6 +256,19 @@ def test_marks_exclude_stream_waits() -> None:
     assert seconds < 0.1
 
 
+def test_marks_exclude_waits_while_memory_is_prepared() -> None:
+    runtime, made = engine()
+    first = made.mark()
+
+    def prepare(_: Any) -> None:
+        runtime.finish()
+        runtime.now += 1000
+
+    last = made.mark(prepare)
+    (seconds,) = made.seconds([first, last])
+    assert seconds < 0.1
+
+
 def test_tensor_of_another_device_is_refused() -> None:
     _, made = engine()
     with pytest.raises(OffloadRefusedError, match="what lies on meta does not leave cpu"):

@@ -17,12 +17,13 @@ from mempool.torch.eager.patterns import OffloadSchedule
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
-from solvers.swap import Link, OffloadPlanner
+from solvers.swap import Link, OffloadPlanner, replay
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
 #: Steps that can be placed without more moves, but not as they are planned first.
 SEEDS = (0, 1, 3)
 LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
+SLOW_LINK = Link(1e-5, 8e-9, 1e-5, 8e-9)
 
 
 def training(seed: int) -> Step:
@@ -38,11 +39,11 @@ def training(seed: int) -> Step:
     return step_from([1e-3] * k, buffers, circular=True)
 
 
-def planned(step: Step) -> tuple[SchedulePlanner, int, PlannedSchedule]:
+def planned(step: Step, link: Link = LINK) -> tuple[SchedulePlanner, int, PlannedSchedule]:
     """Who plans, the limit, and the moves."""
-    engine: Any = SimpleNamespace(link=lambda: LINK, waited=float)
+    engine: Any = SimpleNamespace(link=lambda: link, waited=float, reserve=bool)
     planner, limit = SchedulePlanner(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
-    return planner, limit, planner.fit_arena(OffloadPlanner(step, LINK), step, limit)
+    return planner, limit, planner.fit_arena(OffloadPlanner(step, link), step, limit)
 
 
 def program_for(step: Step, swap: PlannedSchedule) -> OffloadSchedule:
@@ -74,3 +75,28 @@ def test_earlier_reloads_need_a_packable_arena(seed: int) -> None:
     for better in (one.swap.schedule for one in made if one is not None):
         assert (better.fetch <= swap.schedule.fetch).all()
         assert arena_bytes(step, better, ALIGNMENT) <= limit
+
+
+def test_planned_waits_start_no_reload_earlier() -> None:
+    step = training(SEEDS[0])
+    planner, limit, swap = planned(step, SLOW_LINK)
+    schedule, wait = swap.schedule, swap.replayed.wait
+    assert wait.sum() > 0
+    waited = [(row, wait[schedule.use[row] % len(step)]) for row in range(len(schedule))]
+    first = {schedule.use[row] % len(step): (row, seconds) for row, seconds in waited}
+    assert planner.start_reloads_earlier(program_for(step, swap), [*first.values()], limit) is None
+
+
+def test_shorter_durations_correct_the_prediction_and_the_moves() -> None:
+    step = training(SEEDS[1])
+    longer = step.seconds.copy()
+    longer[[LAYERS - 1, LAYERS + 1]] += 0.02  # a schedule would count on that time
+    planner, limit, swap = planned(step.with_seconds(longer), SLOW_LINK)
+    program = program_for(step.with_seconds(longer), swap)
+    made = planner.retime(program, step.seconds.tolist(), limit)
+    assert (program.recorded.step.seconds == step.seconds).all()
+    assert program.swap.replayed.iteration_seconds == replay(step, SLOW_LINK, swap.schedule).iteration_seconds
+    assert made is not None
+    assert made.swap.stall_seconds < program.swap.stall_seconds
+    assert planner.retime(made, longer.tolist(), limit) is None
+    assert (made.recorded.step.seconds == step.seconds).all()

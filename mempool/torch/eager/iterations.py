@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
@@ -100,6 +101,15 @@ class Iterations:
         return self.is_following and self.pattern is not None and self.pattern.holds_limit
 
     @property
+    def _is_timed(self) -> bool:
+        """Return whether the durations of operations that follow the schedule are measured: on a GPU.
+
+        Those of a CPU vary with all that the machine does.
+        """
+        pattern = self.pattern if self._engine.streams else None
+        return pattern is not None and pattern.timed_iterations < OPTIONS.timed_iterations
+
+    @property
     def is_final(self) -> bool:
         """Return whether the schedule is followed and the pool may plan for it: the moves are final."""
         return self.holds_limit and self.pattern is not None and self.pattern.is_stable
@@ -158,10 +168,17 @@ class Iterations:
         elif at == len(self.footprints) < OPTIONS.max_iteration_footprints:
             self.footprints.append((func, asked, need))
 
-    def mark_start(self) -> None:
-        """Mark the beginning of an operation, unless the schedule knows all durations."""
-        if not self.is_following or self._sizes_differ:
-            self.current.marks[len(self.current.functions)] = self._engine.mark()
+    def mark_start(self, footprint: Footprint) -> None:
+        """Mark the beginning of an operation, unless the schedule knows all durations.
+
+        The memory that the operation will take is taken once before, as the pool may wait for all copies.
+        """
+        if not self.is_following or self._sizes_differ or self._is_timed:
+            prepare = None
+            if self._headroom is not None:
+                sizes = footprint.result_bytes, footprint.workspace_bytes if footprint.samples else 0
+                prepare = functools.partial(self._headroom.prepare, sizes) if any(sizes) else None
+            self.current.marks[len(self.current.functions)] = self._engine.mark(prepare)
         elif self._engine.streams:
             self._engine.note_stream()
 
@@ -316,8 +333,9 @@ class Iterations:
         recording, goes_on = self.current, self.is_followed
         if len(recording):
             self._counts.end_iteration()
-            if not goes_on:
+            if not goes_on or self._is_timed:
                 recording.marks[len(recording)] = self._engine.mark()
+            if not goes_on:
                 self._handle_unplanned(recording)
             elif self.pattern is not None:
                 self._adapt_to_waits(self.pattern)
@@ -380,10 +398,13 @@ class Iterations:
             arrived = before
             for _, transfer in arrived:
                 self._counts.add_wait(self._engine.waited(transfer))
+        if self._is_timed and self._retime(pattern):
+            return
         if self._headroom is not None and self._headroom.has_places:
             self._record_stable(pattern)
             return  # the pool's plan is made for these moves
-        if self._was_disturbed() and self._replan_lower(pattern, 0):
+        pattern.disturbed_iterations = pattern.disturbed_iterations + 1 if self._was_disturbed() else 0
+        if pattern.disturbed_iterations >= OPTIONS.disturbed_iterations and self._replan_lower(pattern, 0):
             return
         if self._may_change(pattern) and (
             better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
@@ -392,6 +413,16 @@ class Iterations:
             self._counts.changes += 1
         else:
             self._record_stable(pattern)
+
+    def _retime(self, pattern: Pattern) -> bool:
+        """Measure the durations of operations again; return whether that led to other moves."""
+        pattern.timed_iterations += 1
+        seconds = self.current.seconds(self._engine, pattern.schedule)
+        if (made := self.planner.retime(pattern.schedule, seconds, pattern.limit_bytes)) is None:
+            return False
+        self._counts.plans += 1
+        self._replace(pattern, made)
+        return True
 
     def _record_stable(self, pattern: Pattern) -> None:
         pattern.stable_iterations += 1
@@ -409,7 +440,7 @@ class Iterations:
 
     def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
         pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None
-        pattern.stable_iterations = 0
+        pattern.stable_iterations = pattern.disturbed_iterations = 0
         pattern.forget_places(pattern.arena_bytes)
 
     def _was_disturbed(self) -> bool:
@@ -427,11 +458,12 @@ class Iterations:
         limit = min(
             self.limit_bytes, pattern.limit_bytes - max(less, self.limit_bytes // OPTIONS.lower_limit_divisor)
         )
-        made, before = self.planner.replan(pattern.schedule, limit), pattern.schedule
-        if made is None or (made.swap.limit_bytes, self.planner.arena_bytes(made)) >= (
-            before.swap.limit_bytes,
-            self.planner.arena_bytes(before),
-        ):
+
+        def needed(schedule: OffloadSchedule) -> tuple[int, int]:
+            return max(self.planner.arena_bytes(schedule), limit), schedule.swap.limit_bytes
+
+        made = self.planner.replan(pattern.schedule, limit)
+        if made is None or needed(made) >= needed(pattern.schedule):
             return False
         pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
         self._counts.plans += 1

@@ -534,7 +534,7 @@ class OffloadMode(TorchDispatchMode):
             self.admit(needed, given)
         for record in written:  # even if the operation fails half-way
             record.has_valid_copy = False
-        iterations.mark_start()
+        iterations.mark_start(footprint)
         result, made = self._perform(traits, args, kwargs, given, footprint, size)
         if storages.resident_bytes > self.counts.peak_bytes:
             self.counts.peak_bytes = storages.resident_bytes

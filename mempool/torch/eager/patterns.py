@@ -143,6 +143,7 @@ class Pattern:
         last_used: number of the last iteration of this pattern.
         footprints: for each operation, the operation, the bytes of its tensor arguments (or the arguments
             themselves, if none is a tensor), and the footprint.
+        timed_iterations: iterations that followed the schedule and measured the durations of operations.
         limit_bytes: limit for which the moves were planned, bytes.
         lower_limits: how often the moves were replanned for a lower limit.
         finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
@@ -151,12 +152,14 @@ class Pattern:
             by number; empty until the pool's plan serves the pattern.
         arena_bytes: bytes of the arena to which `homes` belongs.
         stable_iterations: iterations that followed unchanged moves.
+        disturbed_iterations: latest iterations in a row with evictions or delayed reloads.
         is_served: whether the arena has had places for nearly all requests of an iteration.
     """
 
     schedule: OffloadSchedule
     followed: bool = False
     last_used: int = 0
+    timed_iterations: int = 0
     limit_bytes: int = 0
     lower_limits: int = 0
     footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)
@@ -165,6 +168,7 @@ class Pattern:
     homes: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     arena_bytes: int = 0
     stable_iterations: int = 0
+    disturbed_iterations: int = 0
     is_served: bool = False
 
     def forget_places(self, arena_bytes: int) -> None:
@@ -247,7 +251,9 @@ class PatternRegistry:
         order = list(self.order)
         best, found = 0, list[Pattern]()
         for at in range(len(order) - 1, 0, -1):
-            if (after := order[at]) is None or (best and order[max(at - best, 0)] is not order[-best]):
+            if at < best:  # all earlier runs are shorter
+                break
+            if (after := order[at]) is None or (best and order[at - best] is not order[-best]):
                 continue
             length = 0
             while length < at and order[at - 1 - length] is order[-1 - length]:

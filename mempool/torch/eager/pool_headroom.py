@@ -97,6 +97,15 @@ class PoolHeadroom:
             self.foreign_bytes = max(self.foreign_bytes, beside)
         return room - storages.foreign_bytes
 
+    def prepare(self, sizes: tuple[int, ...], stream: Any) -> None:
+        """Take and free blocks of these sizes, if the pool must give memory back to have them."""
+        if sum(sizes) <= self.limit_bytes - self._pool.stats()["reserved"]["current"]:
+            return
+        handle = stream.cuda_stream
+        for address in [self._client.allocate(size, handle) for size in sizes if size]:
+            if address:
+                self._client.free(address, handle)
+
     def values(self) -> dict[str, Any]:
         """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
         if self._final is not None:

@@ -16,11 +16,13 @@ from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized, typed_size
 from solvers import Stop, solve
 from solvers.errors import PlanError
-from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay
+from solvers.swap import OffloadPlanner, advance_reloads, reduce_fragmentation, replay, tightened
 from solvers.swap.placement import device_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from mempool.torch.eager.recorded_iteration import RecordedStep
     from mempool.torch.offload.engine import Engine
@@ -67,18 +69,38 @@ class SchedulePlanner:
 
     def replan(self, plan: OffloadSchedule, limit: int) -> OffloadSchedule | None:
         """Make another program for the same iteration and another limit; None if that fails."""
-        return self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes, tries=0))
+        return self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes))
+
+    def retime(self, plan: OffloadSchedule, seconds: list[float], limit: int) -> OffloadSchedule | None:
+        """Take the shorter of the known durations of operations and those of another iteration.
+
+        Memory that the pool takes or gives back during an operation may wait for all copies, so the shortest
+        duration is the operation's own.
+
+        Args:
+            plan: the followed program, whose prediction follows the durations.
+            seconds: duration of each operation in an iteration that followed the program.
+            limit: limit, bytes.
+
+        Returns:
+            A better program for durations that differ much; None if there is none.
+        """
+        before = plan.recorded.step
+        step = before.with_seconds(np.minimum(before.seconds, seconds))
+        plan.recorded = replace(plan.recorded, step=step)
+        plan.swap = replace(plan.swap, replayed=replay(step, self._engine.link(), plan.swap.schedule))
+        if before.duration - step.duration <= before.duration * OPTIONS.min_retimed_share:
+            return None
+        made = self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes))
+        if made is None or made.swap.stall_seconds >= plan.swap.stall_seconds:
+            return None
+        needs, most = (max(limit, one.swap.limit_bytes, self.arena_bytes(one)) for one in (made, plan))
+        return made if needs <= most else None
 
     def _make(
-        self,
-        recording: RecordedIteration,
-        step: RecordedStep,
-        limit: int,
-        changes: int = 0,
-        *,
-        tries: int | None = None,
+        self, recording: RecordedIteration, step: RecordedStep, limit: int, changes: int = 0
     ) -> OffloadSchedule:
-        swap = self.fit_arena(self._new_planner(step.step, tries), step.step, limit)
+        swap = self.fit_arena(self._new_planner(step.step), step.step, limit)
         copies = host_copies(step.step, swap.schedule)
         self._engine.reserve(copies.size)
         return schedule_of(recording, step, swap, copies, changes)
@@ -112,33 +134,35 @@ class SchedulePlanner:
     def fit_arena(self, planner: OffloadPlanner, step: Step, limit: int) -> PlannedSchedule:
         """Find moves whose arena is within the limit, gaps between buffers included.
 
-        Schedules with an equal stall that pack better are preferred to additional moves. Whether a slightly
-        lower limit packs better is a matter of chance, so several limits are tried, down to the least
-        feasible one. Those tries do without the search for the least stall, which takes seconds.
+        Schedules with an equal stall that pack better are preferred to additional moves. How well a schedule
+        packs is a matter of chance, so several schedules are packed, for lower and lower limits, down to the
+        least feasible one.
         """
 
-        def arena_of(schedule: Schedule) -> int:
-            return self._arena_bytes(step, schedule)
+        def arena_of(planned: PlannedSchedule) -> int:
+            return self._arena_bytes(step, planned.schedule)
 
-        def packed_within(planner: OffloadPlanner, target: int) -> PlannedSchedule:
-            swap = planner.nearest(target)
-            enough = max(limit, swap.limit_bytes)
-            return reduce_fragmentation(
-                planner, swap, arena_of, variations=OPTIONS.packed_variations, enough=enough
-            )
-
-        best = tried = packed_within(planner, limit)
+        best = planner.nearest(limit)
+        best = reduce_fragmentation(
+            planner,
+            best,
+            lambda schedule: self._arena_bytes(step, schedule),
+            variations=OPTIONS.packed_variations,
+            enough=max(limit, best.limit_bytes),
+        )
         if best.limit_bytes > limit:
             return best
         least = max(planner.lowest_limit(), limit - limit // OPTIONS.max_arena_reduction_divisor)
-        quick, target = self._new_planner(step, tries=0), limit
-        for left in range(OPTIONS.max_arena_rounds, 0, -1):
-            if arena_of(best.schedule) <= limit or target <= least:
+        target, tightest = limit, planner.tunables.margins[-1]
+        for _ in range(OPTIONS.max_arena_rounds):
+            if arena_of(best) <= limit or target < least:
                 break
-            step_down = max(arena_of(tried.schedule) - limit, limit // 64)
-            target = max(target - min(step_down, -(-(target - least) // left)), least)
-            tried = packed_within(quick, target)
-            best = min(best, tried, key=lambda swap: arena_of(swap.schedule))
+            found = planner.alternatives(target)[: OPTIONS.packed_alternatives]
+            tight = [tightened(planner, one, tightest) or one for one in found]
+            fits = [one for one in tight if arena_of(one) <= limit]
+            best = fits[0] if fits else min([best, *tight], key=arena_of)
+            excess = min(map(arena_of, tight), default=limit) - limit
+            target -= max(excess // OPTIONS.arena_excess_divisor, limit // OPTIONS.arena_step_divisor)
         return best
 
     def _arena_bytes(self, step: Step, schedule: Schedule) -> int:
@@ -207,6 +231,7 @@ class SchedulePlanner:
         waited = np.zeros(len(swap.schedule))
         for row, transfer in arrived:
             waited[row] += self._engine.waited(transfer)
+        waited *= _unplanned_shares(swap, waited, len(step))
         if waited.sum() <= step.duration * OPTIONS.min_wait_share:
             return None
         most = max(limit, self._arena_bytes(step, swap.schedule))
@@ -225,6 +250,15 @@ class SchedulePlanner:
         least = max(swap.limit_bytes, judged.peak_bytes)
         made = replace(swap, limit_bytes=least, schedule=schedule, replayed=judged)
         return schedule_of(plan.recording, plan.recorded, made, plan.copies, plan.changes + 1)
+
+
+def _unplanned_shares(swap: PlannedSchedule, waited: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Return the share of each reload's wait that exceeds the planned wait of the operation, float64[q]."""
+    at = swap.schedule.use % k
+    seen = np.bincount(at, waited, k)
+    more = np.clip(seen - swap.replayed.wait, 0.0, None)
+    result: NDArray[np.float64] = np.divide(more, seen, out=np.zeros(k), where=seen > 0)[at]
+    return result
 
 
 def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:

@@ -36,7 +36,7 @@ from mempool.torch.offload.options import OPTIONS
 from mempool.torch.offload.pinned_memory import PinnedArena, PinnedMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from solvers.swap import Link
@@ -384,7 +384,7 @@ class CudaEngine:
             with self._lock:
                 self._current_stream()
 
-    def mark(self) -> Mark:
+    def mark(self, prepare: Callable[[Any], object] | None = None) -> Mark:
         """See `Engine`."""
         with self._lock:
             if not self._is_usable():
@@ -393,6 +393,10 @@ class CudaEngine:
             if self._runtime.capturing():
                 return Mark(None, [])
             self._release_finished()
+            if prepare is not None:
+                before = self._runtime.event(stream, timing=True)
+                prepare(stream)
+                self._waits.append((before, self._runtime.event(stream, timing=True)))
             waits = list(self._waits)
             self._waits.clear()
             return Mark(self._runtime.event(stream, timing=True), waits)

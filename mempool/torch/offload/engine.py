@@ -8,6 +8,7 @@ from mempool.errors import UsageError
 from mempool.units import sized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     import torch
@@ -135,8 +136,12 @@ class Engine(Protocol):
     def check_reload(self) -> None:
         """Raise UsageError if no reload is possible now."""
 
-    def mark(self) -> Any:
-        """Return the moment at which all device work so far is done, for `seconds`."""
+    def mark(self, prepare: Callable[[Any], object] | None = None) -> Any:
+        """Return the moment at which all device work so far is done, for `seconds`.
+
+        A device with streams first calls `prepare` with the current stream; waits meanwhile belong
+        to no duration.
+        """
 
     def seconds(self, marks: list[Any]) -> list[float]:
         """Return the seconds between neighbouring marks, waits for copies excluded."""

@@ -241,7 +241,7 @@ class HostEngine:
         """See `Engine`."""
         return float(transfer.waited)
 
-    def mark(self) -> float:
+    def mark(self, prepare: Callable[[Any], object] | None = None) -> float:  # noqa: ARG002
         """Return the time of a clock that stands still while the program waits for copies."""
         self._release_finished()
         return time.perf_counter() - self._waited

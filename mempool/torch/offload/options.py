@@ -50,16 +50,24 @@ class OffloadOptions:
         dead_tail_divisor: a storage that lives for more than that share of an iteration's operations after
             its last access may be offloaded until its death.
         min_wait_share: waits below this share of an iteration's duration are ignored.
+        timed_iterations: iterations by a schedule in which the durations of operations are measured again.
+        min_retimed_share: durations shorter by more than that share of an iteration lead to another schedule.
         max_planning_failures: failures after which no schedule is tried any more.
         max_wait_changes: changes of a schedule after waits.
         max_wait_changes_with_pool: changes of a schedule after waits, until the pool learns the moves.
         wait_shares: shares of the waits by which reloads start earlier; the first share whose buffers can be
             packed is used.
         max_arena_rounds: replans for a lower limit, so that the buffers fit with gaps.
+        packed_alternatives: schedules that are packed for each of these limits.
+        arena_excess_divisor: the next limit is lower by that share of the excess, as a schedule for a little
+            less often packs by chance,
+        arena_step_divisor: and at least by that share of the limit.
         max_arena_reduction_divisor: bounds the total reduction of those replans.
         packed_variations: alternative schedules with the same stall that are packed before the limit is
             reduced.
         arena_packing_nodes: node limit of the packing of an iteration's arena: some tenths of a second.
+        disturbed_iterations: iterations in a row with evictions that lead to another schedule: the first one
+            begins with memory as the eviction policy left it.
         max_lower_limits: replans because the pool holds more than the live bytes.
         lower_limit_divisor: smallest step of those replans.
         stable_iterations: iterations by an unchanged schedule after which the pool may learn the pattern.
@@ -114,14 +122,20 @@ class OffloadOptions:
 
     dead_tail_divisor: int = 64
     min_wait_share: float = 1 / 1000
+    timed_iterations: int = 2
+    min_retimed_share: float = 1 / 100
     max_planning_failures: int = 3
     max_wait_changes: int = 16
     max_wait_changes_with_pool: int = 4
     wait_shares: tuple[float, ...] = (1.0, 0.5, 0.25)
-    max_arena_rounds: int = 5
+    max_arena_rounds: int = 16
+    packed_alternatives: int = 3
+    arena_excess_divisor: int = 4
+    arena_step_divisor: int = 256
     max_arena_reduction_divisor: int = 4
     packed_variations: int = 2
     arena_packing_nodes: int = 20_000_000
+    disturbed_iterations: int = 2
     max_lower_limits: int = 4
     lower_limit_divisor: int = 128
     stable_iterations: int = 3

@@ -36,10 +36,10 @@ inline Thread& self() {
 inline Context* current() { return self().contexts.empty() ? nullptr : self().contexts.back(); }
 
 // Return the cost of a kernel that the calling thread launches. The first kernel of an operation has the operation's time, which
-// is known when the operation ends; the others have none.
+// is known when the operation ends; the others have none. If the host waited for that kernel meanwhile, the next kernel has the time.
 inline std::shared_ptr<Cost> kernel_cost() {
   auto& operations = self().operations;
-  if (gpu->timeline == nullptr || (!operations.empty() && operations.back() != nullptr)) return nullptr;
+  if (gpu->timeline == nullptr || (!operations.empty() && operations.back() != nullptr && operations.back()->open)) return nullptr;
   auto made = std::make_shared<Cost>(Cost{Cost::kKernels, Timeline::kShortest, !operations.empty()});
   if (!operations.empty()) operations.back() = made;
   return made;
