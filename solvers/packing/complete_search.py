@@ -157,10 +157,10 @@ class TurnSearch:
         jobs = self._task.jobs
         if self._repair_windows in turns and not self._task.done():
             self._repair_windows(OPTIONS.first_turn)
-        if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
-            self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
         if self._target in turns:
             self._target(OPTIONS.first_turn)
+        if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
+            self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
         if self._pack_peak_outward in turns and not self._task.done():
             self._pack_peak_outward(OPTIONS.peak_outward_work * len(jobs))
 

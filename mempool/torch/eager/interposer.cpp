@@ -154,14 +154,14 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     return;
   }
-  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.sees_alone(below)) {
+  const void* const only = only_mode(below);
+  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
     run_bypassed(op, below, stack);
     return;
   }
   const Traits traits = traits_of(op);
-  const bool sees_it_alone = std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
-    const void* const one = mode.load(std::memory_order_acquire);
-    return one != nullptr && sees_alone(one, below);
+  const bool sees_it_alone = only != nullptr && std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
+    return mode.load(std::memory_order_acquire) == only;
   });
   // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
   // would get composite operations whole, too.
@@ -176,8 +176,8 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
     return;
   }
-  const bool awaits = sees_it_alone && follower().sees_alone(below);
-  if (sees_it_alone && run_entry(op, below, stack, awaits && follower().is_following())) return;
+  const bool awaits = sees_it_alone && follower().is_here(only);
+  if (sees_it_alone && run_entry(op, only, below, stack, awaits && follower().is_following())) return;
   if (awaits && run_followed(op, below, stack)) return;
   Devices unseen{};
   bool sees = false;
@@ -282,8 +282,13 @@ MEMPOOL_EXPORT void mempool_interposer_watch(const c10::StorageImpl* storage) { 
 // Return whether nothing that is followed has written the storage since it was watched.
 MEMPOOL_EXPORT int mempool_interposer_watches(const c10::StorageImpl* storage) { return watched().has(storage) ? 1 : 0; }
 
-// Move a parked storage into the memory of another storage; no effect on one that is not parked.
-MEMPOOL_EXPORT void mempool_interposer_land(c10::StorageImpl* storage, c10::StorageImpl* landing) {
-  if (storage->_mutable_data_ptr_no_checks().get_deleter() != &keep) return;
-  storage->set_data_ptr_noswap(landing->set_data_ptr(c10::DataPtr(nullptr, landing->device())));
+// Move a parked storage into the memory of another storage; no effect on one that is not parked. Return 0 if unseen operations may
+// have written the host copy since there were `writes` of them.
+MEMPOOL_EXPORT int mempool_interposer_land(c10::StorageImpl* storage, c10::StorageImpl* landing, std::uint64_t writes) {
+  if (storage->_mutable_data_ptr_no_checks().get_deleter() != &keep) return 1;
+  parking = true;
+  const bool may = unseen_writes.load() == writes;
+  if (may) storage->set_data_ptr_noswap(landing->set_data_ptr(c10::DataPtr(nullptr, landing->device())));
+  parking = false;
+  return may ? 1 : 0;
 }

@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_park": [pointer, pointer, size],
         "mempool_interposer_ours": [small],
         "mempool_interposer_allocator": [pointer],
-        "mempool_interposer_land": [pointer, pointer],
+        "mempool_interposer_land": [pointer, pointer, size],
         "mempool_bypass_reserve": [size],
         "mempool_bypass_open": [pointer, small, pointer, pointer, size],
         "mempool_bypass_learn": [text, text, small, small, size],
@@ -80,7 +80,7 @@ def library() -> ctypes.CDLL:
     }.items():
         getattr(loaded, name).argtypes = arguments
     loaded.mempool_interposer_writes.restype = ctypes.POINTER(ctypes.c_uint64)
-    for name in ("remove", "land", "learn_view", "watch"):
+    for name in ("remove", "learn_view", "watch"):
         getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
@@ -189,9 +189,14 @@ def landing_for(storage: Any, size: int) -> Any:
     return torch.UntypedStorage(size, allocator=library().mempool_interposer_allocator(storage._cdata))
 
 
-def land(storage: Any, landing: Any) -> None:
-    """Move a parked storage into the memory of the storage `landing`; no effect on one that is not parked."""
-    library().mempool_interposer_land(storage._cdata, landing._cdata)
+def land(storage: Any, landing: Any, writes: int) -> bool:
+    """Move a parked storage into the memory of the storage `landing`; no effect on one that is not parked.
+
+    Returns:
+        False, and the storage stays parked, if unseen operations may have written the copy on the host since
+        there were `writes` of them.
+    """
+    return bool(library().mempool_interposer_land(storage._cdata, landing._cdata, writes))
 
 
 @contextlib.contextmanager

@@ -256,7 +256,9 @@ class PatternRegistry:
         order = list(self.order)
         best, found = 0, list[Pattern]()
         for at in range(len(order) - 1, 0, -1):
-            if (after := order[at]) is None or (best and order[max(at - best, 0)] is not order[-best]):
+            if at < best:  # all earlier runs are shorter
+                break
+            if (after := order[at]) is None or (best and order[at - best] is not order[-best]):
                 continue
             length = 0
             while length < at and order[at - 1 - length] is order[-1 - length]:

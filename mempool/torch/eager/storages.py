@@ -58,11 +58,12 @@ class StorageRecord(weakref.ref[Any]):
         has_valid_copy: whether nothing wrote to the storage since the copy was started.
         transfer: the transfer under way while OFFLOADING or RELOADING.
         landing: a storage of new device memory that a reload under way fills; else None.
+        writes: number of unseen operations that may have written when the last reload began.
     """
 
     __slots__ = (
         "born", "copy", "has_valid_copy", "is_foreign", "key", "landing", "last", "movable", "number", "pins",
-        "rounded_bytes", "row", "size", "state", "stream", "transfer",
+        "rounded_bytes", "row", "size", "state", "stream", "transfer", "writes",
     )  # fmt: skip
 
     born: tuple[int, int] | None
@@ -81,6 +82,7 @@ class StorageRecord(weakref.ref[Any]):
     state: int
     stream: Any
     transfer: Transfer | None
+    writes: int
 
 
 def _is_generators(tensor: torch.Tensor, size: int) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mempool.torch.eager.patterns import OffloadSchedule
-    from mempool.torch.offload.engine import Engine, Transfer
+    from mempool.torch.offload.engine import Engine, HostCopy, Transfer
 
 
 class TransferManager:
@@ -159,11 +159,20 @@ class TransferManager:
             # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
             with self._engine.on(record.stream):
                 record.landing = interposer.landing_for(storage, record.size)
-                bytes_ = self._engine.bytes_of(record.landing)
-                record.transfer = self._engine.reload(record.copy, bytes_)
+                self._start_reload(record, record.copy)
             self._in_flight[record.number] = record
             self._storages.set_resident(record, RELOADING)
             self._counts.in_bytes += record.size
+
+    def _start_reload(self, record: StorageRecord, copy: HostCopy) -> Transfer:
+        record.writes = self._unseen_writes.value
+        record.transfer = transfer = self._engine.reload(copy, self._engine.bytes_of(record.landing))
+        return transfer
+
+    def _land(self, record: StorageRecord, storage: Any) -> None:
+        """Move a storage into its new memory; copy again if unseen operations may have written meanwhile."""
+        while not interposer.land(storage, record.landing, record.writes) and record.copy is not None:
+            self._engine.wait(self._start_reload(record, record.copy))
 
     def wait(self, record: StorageRecord) -> None:
         """Wait for the transfer of a storage."""
@@ -180,7 +189,7 @@ class TransferManager:
                 if not leaving:
                     raise
             if record.state == RELOADING and (storage := record()) is not None:
-                interposer.land(storage, record.landing)
+                self._land(record, storage)
             if record.state == RELOADING and record.row >= 0:
                 self.finished_reloads.append((record.row, transfer))
             if record.state in (OFFLOADING, RELOADING):
