@@ -59,12 +59,6 @@ class SimulatedCounts:
     def reserves(self) -> int: ...
 
     @property
-    def commits(self) -> int: ...
-
-    @property
-    def decommits(self) -> int: ...
-
-    @property
     def releases(self) -> int: ...
 
     @property
@@ -282,10 +276,6 @@ class FreeList:
     @property
     def used(self) -> int:
         """Bytes taken, in whole pages."""
-
-    @property
-    def peak_used(self) -> int:
-        """High-water mark of `used` since the last call of `take_peak`."""
 
     def allocate(self, size: int) -> int | None:
         """

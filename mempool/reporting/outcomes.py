@@ -36,7 +36,7 @@ REMEDIES = {
     "`with pool.dynamic():`",
     "past_end": "more allocations than the recorded iteration has before the next mark",
     "desynchronized": "the program, or this thread of it, follows none of the recorded patterns; the pool "
-    "records again if this lasts",
+    "records again if this lasts; wrap evaluation and other rare phases in `with pool.dynamic():`",
     "no_arena": "the device refused the arena, or granted a smaller one than the plan needs, or the "
     "arena's memory went to unplanned requests",
     "other_stream": "another stream used the memory last: the plan lets streams share addresses, which this "

@@ -7,9 +7,11 @@ import ctypes
 import gc
 import itertools
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from adversary import Adversary, offloaded_range, resident_bytes
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mempool.torch
+from mempool.recording.torch import operations
+from mempool.torch.eager import interposer
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
@@ -343,3 +347,17 @@ def test_kernels_in_python_without_autograd_compute_gradients(mode: Adversary, k
         result.sum().backward()
     assert result.sum().item() == 2 * SUM
     assert tensor.grad.sum().item() == 2000
+
+
+def test_undeclared_writes_have_the_same_names_in_python_and_in_front_of_the_dispatcher() -> None:
+    source = Path(interposer.__file__).with_name("operations.hpp").read_text()
+
+    def names(constant: str) -> list[str]:
+        return re.findall(r'"(\w+)"', re.findall(rf"{constant} = \{{(.*?)\}};", source, re.DOTALL)[0])
+
+    assert set(names("kUndeclared")) == operations.UNDECLARED
+    assert tuple(names("kOnlyRead")) == operations.ONLY_READ
+    for operation, argument in operations.UNDECLARED_OF:
+        assert (
+            f'starts_with("{operation.removeprefix("aten::")}.") && argument.name() == "{argument}"' in source
+        )

@@ -124,6 +124,16 @@ def test_only_a_stale_pattern_is_replaced() -> None:
     assert not patterns.recurs(new.recording)  # it has one
 
 
+def test_evictions_count_in_consecutive_iterations_only() -> None:
+    _, (pattern,) = kept(program())
+    assert [pattern.record_disturbance(disturbed=one) for one in (True, False, True, True)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
 class Kept(torch.autograd.Function):
     """A function whose backward saves a tensor and never reads it, as that of an LSTM's cell does."""
 

@@ -121,8 +121,6 @@ void bind_device(nb::module_& m) {
       .def_ro("committed", &SimulatedCounts::committed)
       .def_ro("peak_committed", &SimulatedCounts::peak_committed)
       .def_ro("reserves", &SimulatedCounts::reserves)
-      .def_ro("commits", &SimulatedCounts::commits)
-      .def_ro("decommits", &SimulatedCounts::decommits)
       .def_ro("releases", &SimulatedCounts::releases)
       .def_ro("resizes", &SimulatedCounts::resizes)
       .def_ro("refusals", &SimulatedCounts::refusals)

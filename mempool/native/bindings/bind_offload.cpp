@@ -61,7 +61,6 @@ void bind_offload(nb::module_& m) {
       .def(nb::init<FreeList::Size>(), "size"_a, "An empty list of `size` bytes, a multiple of a page.")
       .def_prop_ro("size", &FreeList::size, "Bytes of the arena.")
       .def_prop_ro("used", &FreeList::used, "Bytes taken, in whole pages.")
-      .def_prop_ro("peak_used", &FreeList::peak_used, "High-water mark of `used` since the last call of `take_peak`.")
       .def("allocate", &FreeList::allocate, "size"_a,
            "Take `size` bytes, 1 or more, of the best fit and return their offset; None if no free range is large enough.")
       .def("allocate_last", &FreeList::allocate_last, "size"_a,

@@ -474,7 +474,6 @@ class ThreadCache {
   static std::uint64_t enlist(Client* client);
   static void strike(std::uint64_t uid) noexcept;
   static std::uint64_t fresh_number() noexcept;  // a number that no cache holds
-  static void reset_after_fork() noexcept;
 
   std::uint64_t client = 0;  // the client's Client::caches_; 0: none
   Stream stream = 0;

@@ -54,7 +54,6 @@ std::map<Address, SimulatedDevice::Reservation>::iterator SimulatedDevice::find(
 
 bool SimulatedDevice::commit(Address address, std::size_t bytes) noexcept {
   const Guarded guard(lock_);
-  ++counts_.commits;
   const auto found = find(address, bytes);
   if (found == reservations_.end()) {
     ++counts_.errors;
@@ -74,7 +73,6 @@ bool SimulatedDevice::commit(Address address, std::size_t bytes) noexcept {
 
 void SimulatedDevice::decommit(Address address, std::size_t bytes) noexcept {
   const Guarded guard(lock_);
-  ++counts_.decommits;
   spoils_capture();
   const auto found = find(address, bytes);
   if (found == reservations_.end() || options_.page == 0) {

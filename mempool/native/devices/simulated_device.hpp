@@ -23,7 +23,7 @@ struct SimulatedOptions {
 struct SimulatedCounts {
   std::size_t committed = 0;       // bytes held now
   std::size_t peak_committed = 0;  // bytes
-  std::uint64_t reserves = 0, commits = 0, decommits = 0, releases = 0;
+  std::uint64_t reserves = 0, releases = 0;
   std::uint64_t resizes = 0;       // reservations that were resized
   std::uint64_t refusals = 0;      // requests answered with "out of memory"
   std::uint64_t live_reservations = 0;

@@ -25,7 +25,6 @@ class FreeList {
 
   Size size() const { return size_; }
   Size used() const { return used_; }
-  Size peak_used() const { return peak_; }
 
   // Take `size` bytes of the smallest free range that is large enough, and return their offset.
   std::optional<Size> allocate(Size size) {

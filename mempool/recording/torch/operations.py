@@ -14,9 +14,9 @@ _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "ate
 
 #: Arguments that kernels update although the schema does not declare so (``native_batch_norm``,
 #: ``cudnn_batch_norm``, ``_cudnn_rnn``), except in operations that only read them.
-_UNSAID = frozenset(("running_mean", "running_var", "dropout_state"))
-_ONLY_READ = ("backward", "functional", "no_training", "no_update")
-_UNSAID_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
+UNDECLARED = frozenset(("running_mean", "running_var", "dropout_state"))
+ONLY_READ = ("backward", "functional", "no_training", "no_update")
+UNDECLARED_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
 #: Losses that compute the loss of each element in a buffer of the kernel, and then its mean or sum in the
 #: result, whose storage is as large (``ATen/native/Loss.cpp``), on each device.
 _WITH_SCRATCH = frozenset(("aten::mse_loss", "aten::smooth_l1_loss"))
@@ -92,6 +92,6 @@ def learn(function: Any) -> Operation:
 def _is_written(argument: Any, base: str) -> bool:
     if argument.alias_info is not None:
         return bool(argument.alias_info.is_write)
-    if argument.name in _UNSAID:
-        return not any(part in base for part in _ONLY_READ)
-    return (base, argument.name) in _UNSAID_OF
+    if argument.name in UNDECLARED:
+        return not any(part in base for part in ONLY_READ)
+    return (base, argument.name) in UNDECLARED_OF

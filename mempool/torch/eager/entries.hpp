@@ -66,11 +66,11 @@ bool is_given_entries(const c10::OperatorHandle& op, const torch::jit::Stack& st
   return true;
 }
 
-// Run an operation of a loop over single entries without the mode. Return false for others.
-bool run_entry(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, bool is_followed) {
+// Run an operation of a loop over single entries without the mode `only`. Return false for others.
+bool run_entry(const c10::OperatorHandle& op, const void* only, DispatchKeySet below, torch::jit::Stack* stack, bool is_followed) {
   static const c10::OperatorHandle reload = function_named("mempool_interposer::reload");
   Entries& all = entries();
-  if (!all.is_here() || !is_given_entries(op, *stack, all.small_bytes) || !all.place.sees_alone(below)) return false;
+  if (!all.is_here() || !is_given_entries(op, *stack, all.small_bytes) || !all.place.is_here(only)) return false;
   Traits traits{};
   Storages storages, written;
   {

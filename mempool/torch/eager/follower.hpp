@@ -59,8 +59,9 @@ struct Follower {
     return is_checked && need > 0 && room(client) - foreign_bytes < need;
   }
 
-  bool sees_alone(DispatchKeySet below) const {
-    if (state.load(std::memory_order_acquire) == kOff || !place.sees_alone(below)) return false;
+  // Return whether to follow, or learn, an operation that would reach the mode `only`.
+  bool is_here(const void* only) const {
+    if (state.load(std::memory_order_acquire) == kOff || !place.is_here(only)) return false;
     return std::this_thread::get_id() == thread ||
            (place.device.load() != c10::DeviceType::CPU && torch::autograd::get_current_graph_task_id() != -1);
   }

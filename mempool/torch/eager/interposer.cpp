@@ -154,14 +154,14 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     return;
   }
-  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.sees_alone(below)) {
+  const void* const only = only_mode(below);
+  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
     run_bypassed(op, below, stack);
     return;
   }
   const Traits traits = traits_of(op);
-  const bool sees_it_alone = std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
-    const void* const one = mode.load(std::memory_order_acquire);
-    return one != nullptr && sees_alone(one, below);
+  const bool sees_it_alone = only != nullptr && std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
+    return mode.load(std::memory_order_acquire) == only;
   });
   // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
   // would get composite operations whole, too.
@@ -176,8 +176,8 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
     return;
   }
-  const bool awaits = sees_it_alone && follower().sees_alone(below);
-  if (sees_it_alone && run_entry(op, below, stack, awaits && follower().is_following())) return;
+  const bool awaits = sees_it_alone && follower().is_here(only);
+  if (sees_it_alone && run_entry(op, only, below, stack, awaits && follower().is_following())) return;
   if (awaits && run_followed(op, below, stack)) return;
   Devices unseen{};
   bool sees = false;

@@ -411,8 +411,7 @@ class Iterations:
         if self._headroom is not None and self._headroom.has_places:
             self._record_stable(pattern)
             return  # the pool's plan is made for these moves
-        pattern.disturbed_iterations = pattern.disturbed_iterations + 1 if self._was_disturbed() else 0
-        if pattern.disturbed_iterations >= OPTIONS.disturbed_iterations and self._replan_lower(pattern, 0):
+        if pattern.record_disturbance(disturbed=self._was_disturbed()) and self._replan_lower(pattern, 0):
             return
         if self._may_change(pattern) and (
             better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))

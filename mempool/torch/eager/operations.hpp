@@ -336,6 +336,7 @@ Watched& watched() {
 }
 
 c10::StreamId stream_now(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return 0;
   const c10::impl::VirtualGuardImpl guard(device);
   return guard.getStream(guard.getDevice()).id();
 }
@@ -371,17 +372,18 @@ void call_python(const c10::OperatorHandle& function, torch::jit::Stack argument
 
 c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
-// Return whether a mode, the only one, would see the operation at once: no transform or autocast is before it, and no hooks of saved
-// tensors run Python in the middle of the operation.
-bool sees_alone(const void* mode, DispatchKeySet below) {
+// Return the mode, the only one, that would see the operation at once, or null: no transform or autocast is before it, and no hooks
+// of saved tensors run Python in the middle of the operation.
+const void* only_mode(DispatchKeySet below) {
   static const std::uint64_t ordinary =
       (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python, DispatchKey::ADInplaceOrView,
                        DispatchKey::AutogradOther, DispatchKey::AutogradFunctionality}) |
        DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}))
           .raw_repr();
-  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return false;
+  if (!below.has(DispatchKey::Python) || (below.raw_repr() & ~ordinary) != 0 || TorchDispatchModeTLS::stack_len() != 1) return nullptr;
+  if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) return nullptr;
   const auto& top = TorchDispatchModeTLS::get_stack_at(0);
-  return top->ptr(&top->pyinterpreter()) == mode && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  return top->ptr(&top->pyinterpreter());
 }
 
 // The program's operations that may skip the mode: those of one mode, device and stream.
@@ -395,9 +397,8 @@ struct Place {
     stream = stream_now(device);
     mode = new_mode;
   }
-  bool sees_alone(DispatchKeySet below) const {
-    return ::sees_alone(mode.load(), below) && stream_now(device) == stream.load();
-  }
+  // Return whether this is the place of an operation that would reach the mode `only`, which may be null.
+  bool is_here(const void* only) const { return only != nullptr && mode.load() == only && stream_now(device) == stream.load(); }
 };
 
 // Return whether a tensor of a class with its own dispatch is among the arguments.

@@ -175,6 +175,11 @@ class Pattern:
         """Forget the places in the arena, of which there is another one, or which is for other moves."""
         self.homes, self.is_served, self.arena_bytes = {}, False, arena_bytes
 
+    def record_disturbance(self, *, disturbed: bool) -> bool:
+        """Record whether an iteration evicted storages or delayed reloads; return whether several did."""
+        self.disturbed_iterations = self.disturbed_iterations + 1 if disturbed else 0
+        return self.disturbed_iterations >= OPTIONS.disturbed_iterations
+
     @property
     def is_stable(self) -> bool:
         """Return whether the moves are final, so that the pool may plan for them."""
@@ -251,7 +256,9 @@ class PatternRegistry:
         order = list(self.order)
         best, found = 0, list[Pattern]()
         for at in range(len(order) - 1, 0, -1):
-            if (after := order[at]) is None or (best and order[max(at - best, 0)] is not order[-best]):
+            if at < best:  # all earlier runs are shorter
+                break
+            if (after := order[at]) is None or (best and order[at - best] is not order[-best]):
                 continue
             length = 0
             while length < at and order[at - 1 - length] is order[-1 - length]:
