@@ -74,6 +74,14 @@ def test_graph_that_does_not_compile_runs_operation_by_operation(tmp_path: str) 
     assert (y.shape, x.grad.shape) == ((WIDTH,), (WIDTH,))
     (error,) = compilation.failures
     assert error.startswith("CalledProcessError: ")
+    assert "TORCHDYNAMO" not in error
+
+
+def test_kernels_are_kept_for_a_rehearsal_where_no_folder_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMPOOL_CACHE", "/dev/null/cache")
+    assert compilation.environment(tmp_path)["TRITON_CACHE_DIR"].startswith(str(tmp_path))
 
 
 @alone
