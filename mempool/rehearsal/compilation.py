@@ -12,6 +12,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from mempool.cache_folder import cache_folder
@@ -26,6 +27,7 @@ _CHOICES = "torch._inductor.select_algorithm"
 #: Modules after whose import `adjust` is called, in processes that compile for the program too.
 MODULES = (_CHOICES, _COMPILER, _FOLDING, _KERNELS, _PADDING, _TIMES, _TRITON)
 _MILLISECONDS = 1.0  #: time of every kernel
+_MOST_CHARACTERS = 300  #: of an error, which has to fit a line
 failures: list[str] = []  #: errors of graphs that did not compile, and ran operation by operation
 
 
@@ -35,7 +37,10 @@ def environment(driver: Path) -> dict[str, str]:
     Args:
         driver: folder with the stand-in's ``libcuda.so.1``, to which Triton links its launchers.
     """
-    kept = cache_folder() / "rehearsed-kernels"  # apart from those of a GPU, which were timed
+    try:
+        kept = cache_folder() / "rehearsed-kernels"  # apart from those of a GPU, which were timed
+    except (OSError, RuntimeError):
+        kept = driver / "kernels"
     return {
         "TRITON_LIBCUDA_PATH": str(driver),
         "TRITON_CACHE_DIR": str(kept / "triton"),
@@ -135,7 +140,8 @@ def _falling_back(compiler: Any) -> Any:
         try:
             return compile_(graph, *args, **options)
         except compiler.InductorError as error:
-            failures.append(" ".join(str(error).split()))
+            reason = str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0]
+            failures.append(textwrap.shorten(reason, _MOST_CHARACTERS))
             return kept
 
     return compiled

@@ -147,6 +147,7 @@ class Stage:
             settings += f",arguments={self._argument_table(machine)}"
         environment = os.environ | {
             "PYTHONPATH": path,
+            "TORCH_CUSTOM_PYTHONPATH": path,  # of processes that compile
             standin.SETTINGS: settings,
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),

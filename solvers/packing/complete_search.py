@@ -131,11 +131,13 @@ class TurnSearch:
 
     def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
         budget = OPTIONS.first_turn
+        medium = OPTIONS.few < len(self._task.jobs) <= OPTIONS.many
         while not self._task.done():
             for turn in turns:
                 if until is not None and self._task.budget.nodes >= until:
                     return
-                turn(budget)
+                long = medium and turn in (self._target, self._halfway)
+                turn(budget * OPTIONS.long_search if long else budget)
                 if self._task.stopped_by:
                     return
             budget = min(2 * budget, OPTIONS.longest_turn)
@@ -149,18 +151,18 @@ class TurnSearch:
             repair.insert(0, self._pack_peak_outward)
         pairs = [self._pairs_below] if can_search_pairs(jobs) else []
         if can_search_skyline(jobs):
-            below = [self._below] if pairs else []
-            return [self._target, *below, *pairs, *repair]
+            below = self._below if pairs else self._halfway
+            return [self._target, below, *pairs, *repair]
         return [*pairs, *([self._pairs] if pairs else []), *repair]
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
         jobs = self._task.jobs
         if self._repair_windows in turns and not self._task.done():
             self._repair_windows(OPTIONS.first_turn)
-        if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
-            self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
         if self._target in turns:
             self._target(OPTIONS.first_turn)
+        if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
+            self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
         if self._pack_peak_outward in turns and not self._task.done():
             self._pack_peak_outward(OPTIONS.peak_outward_work * len(jobs))
 
@@ -168,6 +170,12 @@ class TurnSearch:
         """Search for a plan at the target; if no plan exists, the target rises."""
         if budget >= OPTIONS.skyline_search_work * len(self._task.jobs):
             self._decide("target", budget, _core.SkylineSearch, lambda: self._task.target)
+
+    def _halfway(self, budget: int) -> None:
+        """Search for a plan halfway between the target and the best, unless a capacity is the target."""
+        task = self._task
+        if task.capacity is None and budget >= OPTIONS.skyline_search_work * len(task.jobs):
+            self._decide("halfway", budget, _core.SkylineSearch, lambda: (task.target + task.arena) // 2)
 
     def _below(self, budget: int) -> None:
         """Search for a plan smaller than the best by at least one byte."""

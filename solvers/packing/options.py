@@ -89,6 +89,8 @@ class SearchOptions:
     many: int = 1_000
     #: Factor by which the turns of repair are longer with more than `many` jobs.
     long_repair: int = 4
+    #: Factor by which the turns of the complete search are longer with more than `few` and up to `many` jobs.
+    long_search: int = 4
     #: Jobs above which no other threads repair, and maximum load first does not run again for repair.
     helped_repair: int = 20_000
     #: Largest product of fixed jobs and jobs for the skyline search, which lists fixed offsets by section.

@@ -129,10 +129,11 @@ def repair(portfolio: Portfolio, seed: int) -> None:
 
 
 def repair_and_search(portfolio: Portfolio, seed: int) -> None:
-    """Alternate local repair with the complete skyline search for the target."""
+    """Alternate local repair with the complete skyline search halfway between the target and the best."""
     while not portfolio.over:
         _repair(portfolio, seed)
-        _search(portfolio, _core.SkylineSearch, seed, OPTIONS.portfolio_turn)
+        halfway = (portfolio.target + portfolio.arena) // 2
+        _search(portfolio, _core.SkylineSearch, halfway, seed, OPTIONS.portfolio_turn)
         seed = (seed + 1) % 2**64
 
 
@@ -141,7 +142,7 @@ def repair_and_pair(portfolio: Portfolio, seed: int) -> None:
     turn = OPTIONS.portfolio_turn
     while not portfolio.over:
         _repair(portfolio, seed)
-        _search(portfolio, _core.PairwiseSearch, seed, turn)
+        _search(portfolio, _core.PairwiseSearch, portfolio.target, seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn
 
 
@@ -168,11 +169,10 @@ def _repair(portfolio: Portfolio, seed: int) -> None:
             portfolio.offer(search.offsets)
 
 
-def _search(portfolio: Portfolio, search_type: type[_Complete], seed: int, turn: int) -> None:
-    capacity = portfolio.target
+def _search(portfolio: Portfolio, search_type: type[_Complete], capacity: int, seed: int, turn: int) -> None:
     search = search_type(portfolio.jobs, capacity, seed)
     for units in portfolio.slices(search):
-        if search.work >= turn or portfolio.target != capacity:
+        if search.work >= turn or not portfolio.target <= capacity < portfolio.arena:
             return
         if search.advance(units):
             if search.infeasible:

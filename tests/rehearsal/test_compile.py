@@ -39,10 +39,14 @@ def test_compiled_program_holds_less_and_compiling_takes_no_memory(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, libraries: dict[str, str]
 ) -> None:
     monkeypatch.setenv("MEMPOOL_CACHE", str(tmp_path / "cache"))
-    report = tmp_path / "report.json"
+    report, log = tmp_path / "report.json", tmp_path / "workers.log"
+    monkeypatch.setenv("TORCHINDUCTOR_WORKER_LOGPATH", str(log))
+    monkeypatch.setenv("TORCHINDUCTOR_WORKER_SUPPRESS_LOGGING", "0")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
     out, _ = cli.run(f"rehearse --json --steps 9 --card 'A100 40GB' {PROGRAMS / 'fused.py'} {report}")
     run, found = json.loads(out), json.loads(report.read_text())
     assert (run["steps"], run["notes"], run["value_reads"], run["shape_reads"]) == (8, [], {}, {})
+    assert log.read_text() == ""  # processes that compile have the stand-in, too
     assert found["compiled"]["peak"] < 0.8 * found["eager"]["peak"]
     # Timing kernels or padding would take the size of the cache, or of the matrices: 50 MiB and more.
     assert found["compiled"]["first"] - found["compiled"]["last"] < 1 << 20
@@ -70,6 +74,14 @@ def test_graph_that_does_not_compile_runs_operation_by_operation(tmp_path: str) 
     assert (y.shape, x.grad.shape) == ((WIDTH,), (WIDTH,))
     (error,) = compilation.failures
     assert error.startswith("CalledProcessError: ")
+    assert "TORCHDYNAMO" not in error
+
+
+def test_kernels_are_kept_for_a_rehearsal_where_no_folder_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMPOOL_CACHE", "/dev/null/cache")
+    assert compilation.environment(tmp_path)["TRITON_CACHE_DIR"].startswith(str(tmp_path))
 
 
 @alone

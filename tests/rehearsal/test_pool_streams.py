@@ -13,8 +13,10 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
     import standin_torch
     import torch
     import torch._dynamo  # for all processes, as a limit imports it
+    import torch.distributed.fsdp
 
     import mempool.torch
+    from mempool.rehearsal import ranks
 
 MIB = 1 << 20
 #: Programs of each kind; a soak asks for more.
@@ -28,6 +30,34 @@ def test_random_program_reads_its_own_bytes(memory: str, seed: str) -> None:
     pool = mempool.torch.install(device="cuda", memory=memory, background=False)
     standin_torch.Program(int(seed), pool).run(250)
     standin_torch.check_nothing_is_left(pool)
+
+
+@pytest.mark.parametrize("backend", ["guest", "pluggable"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@alone
+def test_memory_that_a_collective_uses_is_not_reused(kind: str, backend: str) -> None:
+    warnings.simplefilter("ignore")  # of PyTorch's own modules
+    os.environ |= ranks.ENVIRONMENT | {"WORLD_SIZE": "4"}
+    ranks.pretend(4)
+    torch.distributed.init_process_group("nccl")
+    pool = mempool.torch.install(device="cuda", backend=backend, background=False)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    else:
+        for layer in (*model, model):
+            torch.distributed.fsdp.fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters())
+    pool.watch(optimizer)
+    for _ in range(10):
+        model(torch.randn(32, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pool.plan_now()
+    assert pool.report().to_dict()["hits"] > 50
+    torch.cuda.synchronize()
+    torch.distributed.destroy_process_group()
+    standin_torch.check_faults()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -159,6 +159,24 @@ def test_pages_of_expandable_segments_count_while_a_handle_or_mapping_holds_them
     assert (cuda.library.fake_live_memories(), cuda.library.fake_live_allocations()) == (0, 0)
 
 
+@on_standin("queues=late,arguments=/dev/null")
+def test_collectives_use_the_whole_of_their_buffers(cuda: Cuda) -> None:
+    bytes_, float32, ranks = MIB, 7, 2
+    communicators = (ctypes.c_uint64 * ranks)()
+    cuda.do("ncclCommInitAll", communicators, ranks, 0)
+    side = cuda.get("cudaStreamCreateWithFlags", 1)  # the default stream does not wait for it
+    block = cuda.get("cudaMalloc", 3 * bytes_)
+    own, gathered = block, block + bytes_
+    cuda.do("ncclAllGather", own, gathered, bytes_ // 4, float32, communicators[0], side)
+    assert cuda.faults() == []
+    cuda.do("cudaMemsetAsync", gathered + bytes_, 0, 4, 0)  # the part of the other rank
+    order = "memory is used by work of two streams that nothing orders: a collective and a copy or a fill"
+    assert cuda.faults() == [order]
+    cuda.do("ncclAllReduce", gathered, gathered, 2 * bytes_ // 4, float32, 0, communicators[0], side)
+    cuda.do("ncclAllReduce", gathered, gathered, 2 * bytes_ // 4 + 1, float32, 0, communicators[0], side)
+    assert cuda.faults()[-1] == "work is queued on memory that is not allocated"
+
+
 # --- streams, events and graphs
 
 

@@ -104,16 +104,16 @@ def load_instance(bench: Path, name: str) -> Buffers:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_instances_are_packed_within_their_capacity(bench: Path, name: str) -> None:
-    """Nodes, not seconds: the machine may be busy. Half a million take a quarter of a second."""
+    """Nodes, not seconds: the machine may be busy. Fifty thousand take some ten milliseconds."""
     buffers = load_instance(bench, name)
     nodes = []
     for seed in range(20):
         done = search(buffers, PUBLIC[name], seed)
-        while not done.advance(1_000_000):
-            assert done.nodes < 500_000, seed
+        while not done.advance(200_000):
+            assert done.nodes < 50_000, seed
         check(plan_of(buffers, done, PUBLIC[name]), buffers)
         nodes.append(done.nodes)
-    assert np.median(nodes) <= 25_000
+    assert np.median(nodes) <= 5_000
 
 
 @pytest.mark.parametrize("name", ["A", "B", "C", "E", "F"])

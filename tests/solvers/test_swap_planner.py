@@ -37,6 +37,17 @@ def planner(step: Step, link: Link) -> OffloadPlanner:
     return OffloadPlanner(step, link, least_bytes=0, tries=4)
 
 
+@given(steps(), links())
+@SOME
+def test_alternatives_hold_the_limit_with_different_stalls(step: Step, link: Link) -> None:
+    made = planner(step, link)
+    limit = (made.lowest_limit() + step.peak_bytes) // 2
+    found = made.alternatives(limit)
+    assert all(one.peak_bytes <= limit for one in found)
+    stalls = [one.stall_seconds for one in found]
+    assert stalls == sorted(set(stalls))
+
+
 @given(st.data())
 @SOME
 def test_plan_holds_its_limit_and_stalls_at_least_as_long_as_the_link_bound(data: st.DataObject) -> None:

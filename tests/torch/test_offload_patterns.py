@@ -124,6 +124,16 @@ def test_only_a_stale_pattern_is_replaced() -> None:
     assert not patterns.recurs(new.recording)  # it has one
 
 
+def test_evictions_count_in_consecutive_iterations_only() -> None:
+    _, (pattern,) = kept(program())
+    assert [pattern.record_disturbance(disturbed=one) for one in (True, False, True, True)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
 class Kept(torch.autograd.Function):
     """A function whose backward saves a tensor and never reads it, as that of an LSTM's cell does."""
 
@@ -157,6 +167,6 @@ def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
         assert schedule.recorded.step.peak_bytes > 12 * size
         assert schedule.swap.limit_bytes <= limit
         assert mode.counts.iteration_out_bytes >= 8 * size
-        assert mode.counts.iteration_in_bytes == 0
+        assert mode.counts.iteration_in_bytes <= size  # of `x` alone
         assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule
         assert mode.counts.over == 0

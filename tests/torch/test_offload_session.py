@@ -265,6 +265,27 @@ def test_single_diverging_iteration_keeps_the_schedule_and_two_make_another(mode
     assert mode.counts.plans == made
 
 
+def test_second_iteration_plans_storages_from_before_the_mode() -> None:
+    tensors = [torch.ones(1 << 16) for _ in range(6)]
+    engine = HostEngine(64 * MIB)
+    with OffloadMode(engine, CPU, MIB + MIB // 4) as mode:
+        for _ in range(2):
+            for tensor in tensors:
+                tensor.add_(1)
+            mode.step()
+        assert mode.iterations.schedule is not None
+        assert len(mode.iterations.schedule.persistent_rows) == len(tensors)
+        for _ in range(4):
+            evicted = mode.counts.evicted
+            for tensor in tensors:
+                tensor.add_(1)
+            mode.step()
+        assert (mode.counts.evicted, mode.counts.diverged) == (evicted, 0)
+        assert mode.counts.iteration_in_bytes > 0
+    engine.close()
+    assert all(tensor.eq(7).all() for tensor in tensors)
+
+
 def test_program_marks_override_optimizer_steps() -> None:
     with mempool.torch.install(device="cpu", limit="4MiB", background=False) as pool:
         loop = Loop()

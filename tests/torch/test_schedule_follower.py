@@ -437,6 +437,25 @@ def test_entries_of_a_storage_on_the_way_back_wait_for_the_reload(pool: mempool.
     assert target[0].item() == 2
 
 
+def test_entries_written_while_another_thread_reloads_are_kept(
+    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reload starts after the main thread has found the storage on the host, and copies before the write."""
+    target, source, mode = torch.zeros(ELEMENTS), torch.ones(ELEMENTS), mode_of(pool)
+    record, find = mode.storages.find(target.untyped_storage()), mode.reload
+    add_entries(target, source, REPEATED + 9)
+
+    def reload(absent: list[torch.Tensor]) -> None:
+        find(absent)
+        mode.transfers.reload(record)
+        record.transfer.ended.wait()
+
+    mode.eviction.clear(set(), mode.clock)
+    monkeypatch.setattr(mode, "reload", reload)
+    target[0].add_(source[0])
+    assert target.sum().item() == REPEATED + 10
+
+
 # --- iterations that differ
 
 

@@ -62,6 +62,16 @@ def test_better_packed_schedule_is_preferred_to_more_moves(seed: int) -> None:
     assert swap.stall_seconds <= OffloadPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+def test_packable_schedule_waits_little_longer_than_the_best(seed: int) -> None:
+    """The best schedules within the limit, or within slightly less, leave gaps beyond the limit."""
+    step = training(seed)
+    _, limit, swap = planned(step, SLOW_LINK)
+    best = OffloadPlanner(step, SLOW_LINK).nearest(limit)
+    assert arena_bytes(step, best.schedule, ALIGNMENT) > limit >= arena_bytes(step, swap.schedule, ALIGNMENT)
+    assert swap.stall_seconds <= 1.03 * best.stall_seconds
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_earlier_reloads_need_a_packable_arena(seed: int) -> None:
     step = training(seed)

@@ -43,6 +43,10 @@ struct Entries {
   bool moves(const c10::Storage& storage) const { return storage.nbytes() >= small_bytes; }
 };
 
+// Held while an entry of a parked storage is written, and while a storage lands: another thread may reload it for other entries.
+std::mutex landing_mutex;
+std::atomic<std::uint64_t> entry_writes{0};  // to parked storages
+
 Entries& entries() {
   static auto* const made = new Entries;
   return *made;
@@ -96,6 +100,14 @@ bool run_entry(const c10::OperatorHandle& op, const void* only, DispatchKeySet b
     for (const c10::Storage* one : written)
       if (const auto found = all.accessed.find(one->unsafeGetStorageImpl()); found != all.accessed.end()) found->second.written = true;
   }
+  struct CopyWrite {
+    std::unique_lock<std::mutex> lock;
+    ~CopyWrite() {
+      if (lock.owns_lock()) ++entry_writes;  // before the lock is released
+    }
+  };
+  CopyWrite write{written.empty() ? std::unique_lock<std::mutex>{} : std::unique_lock(landing_mutex)};
+  if (write.lock.owns_lock() && parked_among(written).empty()) write.lock.unlock();
   return run_hidden(op, below, stack, traits.repeatable);
 }
 

@@ -282,12 +282,16 @@ MEMPOOL_EXPORT void mempool_interposer_watch(const c10::StorageImpl* storage) { 
 // Return whether nothing that is followed has written the storage since it was watched.
 MEMPOOL_EXPORT int mempool_interposer_watches(const c10::StorageImpl* storage) { return watched().has(storage) ? 1 : 0; }
 
-// Move a parked storage into the memory of another storage; no effect on one that is not parked. Return 0 if unseen operations may
-// have written the host copy since there were `writes` of them.
+// Return the number of operations that may have written copies on the host, without a lend.
+MEMPOOL_EXPORT std::uint64_t mempool_interposer_copy_writes() { return unseen_writes.load() + entry_writes.load(); }
+
+// Move a parked storage into the memory of another storage; no effect on one that is not parked. Return 0 if the copy on the host may
+// have been written since there were `writes` such operations.
 MEMPOOL_EXPORT int mempool_interposer_land(c10::StorageImpl* storage, c10::StorageImpl* landing, std::uint64_t writes) {
   if (storage->_mutable_data_ptr_no_checks().get_deleter() != &keep) return 1;
+  const std::lock_guard lock(landing_mutex);
   parking = true;
-  const bool may = unseen_writes.load() == writes;
+  const bool may = mempool_interposer_copy_writes() == writes;
   if (may) storage->set_data_ptr_noswap(landing->set_data_ptr(c10::DataPtr(nullptr, landing->device())));
   parking = false;
   return may ? 1 : 0;

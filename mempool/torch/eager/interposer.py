@@ -83,6 +83,7 @@ def library() -> ctypes.CDLL:
     for name in ("remove", "learn_view", "watch"):
         getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
+    loaded.mempool_interposer_copy_writes.restype = ctypes.c_uint64
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
     loaded.mempool_entries_begin.restype = loaded.mempool_entries_learn.restype = None
@@ -124,6 +125,11 @@ def unseen_writes() -> ctypes.c_uint64:
     """Return the running number of operations that may have written, unseen and without a lend."""
     count: ctypes.c_uint64 = library().mempool_interposer_writes().contents
     return count
+
+
+def copy_writes() -> int:
+    """Return the running number of operations that may have written copies on the host, without a lend."""
+    return int(library().mempool_interposer_copy_writes())
 
 
 def learn_view(function: Any) -> None:
@@ -193,8 +199,8 @@ def land(storage: Any, landing: Any, writes: int) -> bool:
     """Move a parked storage into the memory of the storage `landing`; no effect on one that is not parked.
 
     Returns:
-        False, and the storage stays parked, if unseen operations may have written the copy on the host since
-        there were `writes` of them.
+        False, and the storage stays parked, if the copy on the host may have been written since
+        `copy_writes` was `writes`.
     """
     return bool(library().mempool_interposer_land(storage._cdata, landing._cdata, writes))
 

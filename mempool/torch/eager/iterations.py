@@ -330,7 +330,7 @@ class Iterations:
 
     def end(self) -> None:
         """End the current iteration and begin the next."""
-        recording, goes_on = self.current, self.is_followed
+        recording, goes_on = self.current, self.is_followed and not self._knows_more()
         if len(recording):
             self._counts.end_iteration()
             if not goes_on or self._is_timed:
@@ -387,6 +387,14 @@ class Iterations:
             and not self._sizes_differ
         )
 
+    def _knows_more(self) -> bool:
+        """Return whether storages stay that the first iteration met as arguments: its schedule moves none."""
+        if self.pattern is None or self.pattern is not self._first:
+            return False
+        recorded = self.pattern.schedule.recorded
+        met = {recorded.numbers[row] for (_, place), row in recorded.born.items() if place < 0}
+        return any(one.number in met and one() is not None for one in self.current.initial_records)
+
     def _adapt_to_waits(self, pattern: Pattern) -> None:
         """Adapt the moves of an iteration that went by schedule to the waits that occurred."""
         schedule = pattern.schedule
@@ -403,8 +411,7 @@ class Iterations:
         if self._headroom is not None and self._headroom.has_places:
             self._record_stable(pattern)
             return  # the pool's plan is made for these moves
-        pattern.disturbed_iterations = pattern.disturbed_iterations + 1 if self._was_disturbed() else 0
-        if pattern.disturbed_iterations >= OPTIONS.disturbed_iterations and self._replan_lower(pattern, 0):
+        if pattern.record_disturbance(disturbed=self._was_disturbed()) and self._replan_lower(pattern, 0):
             return
         if self._may_change(pattern) and (
             better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
@@ -484,7 +491,7 @@ class Iterations:
     def _handle_unplanned(self, recording: RecordedIteration) -> None:
         """Make a schedule for an unplanned iteration that recurs, or is one of the first two."""
         if self.schedule is not None:
-            self._counts.diverged += 1
+            self._counts.diverged += not self.is_followed
             self._transfers.wait_all()
             self._warn_of_variety()
         made = None

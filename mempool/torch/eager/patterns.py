@@ -175,6 +175,11 @@ class Pattern:
         """Forget the places in the arena, of which there is another one, or which is for other moves."""
         self.homes, self.is_served, self.arena_bytes = {}, False, arena_bytes
 
+    def record_disturbance(self, *, disturbed: bool) -> bool:
+        """Record whether an iteration evicted storages or delayed reloads; return whether several did."""
+        self.disturbed_iterations = self.disturbed_iterations + 1 if disturbed else 0
+        return self.disturbed_iterations >= OPTIONS.disturbed_iterations
+
     @property
     def is_stable(self) -> bool:
         """Return whether the moves are final, so that the pool may plan for them."""

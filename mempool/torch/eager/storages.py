@@ -58,7 +58,7 @@ class StorageRecord(weakref.ref[Any]):
         has_valid_copy: whether nothing wrote to the storage since the copy was started.
         transfer: the transfer under way while OFFLOADING or RELOADING.
         landing: a storage of new device memory that a reload under way fills; else None.
-        writes: number of unseen operations that may have written when the last reload began.
+        writes: number of operations that may have written copies on the host when the last reload began.
     """
 
     __slots__ = (

@@ -165,12 +165,12 @@ class TransferManager:
             self._counts.in_bytes += record.size
 
     def _start_reload(self, record: StorageRecord, copy: HostCopy) -> Transfer:
-        record.writes = self._unseen_writes.value
+        record.writes = interposer.copy_writes()
         record.transfer = transfer = self._engine.reload(copy, self._engine.bytes_of(record.landing))
         return transfer
 
     def _land(self, record: StorageRecord, storage: Any) -> None:
-        """Move a storage into its new memory; copy again if unseen operations may have written meanwhile."""
+        """Move a storage into its new memory; copy again if the copy on the host may have been written."""
         while not interposer.land(storage, record.landing, record.writes) and record.copy is not None:
             self._engine.wait(self._start_reload(record, record.copy))
 

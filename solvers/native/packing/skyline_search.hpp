@@ -2,10 +2,11 @@
 //
 // The search is depth-first: over the sections of all valleys, the search branches on the section with the
 // fewest options and most failures (Boussemart, Hemery, Lecoutre and Sais, 2004), and tries the options one
-// after the other. The order of the options uses random preferences, drawn anew at each restart (Gomes,
-// Selman and Kautz, 1998); the failure weights are reset then, or all tries would be alike. The length of
-// tries follows the sequence of Luby, Sinclair and Zuckerman (1993), so that the search ends. Sections and
-// splitting at cuts are from MiniMalloc (Moffitt, 2023).
+// after the other. A failure returns to the latest decision that contributed to it (Prosser, 1993). The order of
+// the options uses random preferences, drawn anew at each try (Gomes, Selman and Kautz, 1998). A try redoes the
+// decisions from the first that touches the sections of the last failure; the first try of a round redoes all.
+// The lengths of tries and of rounds follow the sequence of Luby, Sinclair and Zuckerman (1993), so that the
+// search ends. Sections and splitting at cuts are from MiniMalloc (Moffitt, 2023).
 #pragma once
 
 #include "packing/random.hpp"
@@ -13,34 +14,15 @@
 
 namespace packing {
 
-// Hash table of exhausted states without a plan, by a hash of 63 bits. Of two states in the same slot, the
-// table forgets the older. A collision of two states of one search is as unlikely as a memory fault.
-class Failures {
- public:
-  bool has(uint64_t key) const { return !keys_.empty() && keys_[place(key)] == (key | 1); }
-  void add(uint64_t key) {
-    if (keys_.empty()) keys_.assign(size_t{1} << bits, 0);
-    keys_[place(key)] = key | 1;
-  }
-
- private:
-  static constexpr int bits = 16;
-  static size_t place(uint64_t key) { return key >> (64 - bits); }
-  std::vector<uint64_t> keys_;
-};
-
 class SkylineSearch {
  public:
   enum class State { open, found, infeasible };
 
   // Throws std::invalid_argument for jobs of several pieces or more than 2^62 bytes.
   SkylineSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
-      : valleys_(jobs, capacity, rules), rules_(rules), random_(seed) {
+      : valleys_(jobs, capacity, rules), rules_(rules), shortest_try_(64 + jobs.count() / 16), random_(seed) {
     steps_ = steps_a_job * jobs.count();
-    for (int32_t j = 0; j < jobs.count(); ++j) {
-      key_.push_back(random_.next());
-      biggest_ = std::max(biggest_, static_cast<double>(jobs.size[j]));
-    }
+    for (const int64_t size : jobs.size) biggest_ = std::max(biggest_, static_cast<double>(size));
     if (valleys_.promising()) restart();
     else state_ = State::infeasible;
   }
@@ -66,7 +48,7 @@ class SkylineSearch {
   static constexpr int32_t skip = -1;
   static constexpr int64_t work_a_step = 4;      // cost of a section in work units of first fit; measured
   static constexpr int64_t steps_a_job = 64;     // cost of the setup per job
-  static constexpr int32_t most_hashed = 4096;  // sections; wider states do not recur
+  static constexpr int64_t tries_a_round = 6;   // length of the shortest round in shortest tries; measured
 
   struct Option {
     int32_t job;  // job number, or skip
@@ -74,7 +56,6 @@ class SkylineSearch {
   };
   struct Field {  // independent sections to be filled
     int32_t left, right;
-    int32_t parent;  // the latest decision that this field depends on, or -1
     int32_t next;    // another field to fill, or -1
   };
   struct Frame {  // a decision
@@ -82,17 +63,36 @@ class SkylineSearch {
     int32_t run;
     size_t mark, fields;  // trail length and number of fields before the decision
     size_t option, end;   // alternatives left
-    uint64_t key;         // hash of the state, or 0
+    Piece conflict;       // of the alternatives that failed
   };
 
+  // Begins a try, after the last one of a round anew. Failures weigh on for all of every other round, as some
+  // problems need; others need that each try forgets them. Measured on many problems.
   void restart() {
-    valleys_.undo(0);
-    frames_.clear(), fields_.clear(), options_.clear();
+    spent_ += failed_, failed_ = 0;
+    const bool anew = spent_ >= round_;
+    if (anew) spent_ = tries_ = 0, round_ = tries_a_round * shortest_try_ * luby(++rounds_);
+    limit_ = shortest_try_ * luby(++tries_);
     for (double& weight : preference_) weight = random_.unit();
-    valleys_.forget();
-    failed_ = 0;
-    limit_ = (64 + static_cast<int64_t>(key_.size()) / 16) * luby(++tries_);  // measured on many problems
-    current_ = {0, 0, -1, -1};
+    if (anew || rounds_ % 2 == 1) valleys_.forget();
+    size_t first = 0;
+    const auto touched = [&](Piece filled) { return filled.start < failure_.end && failure_.start < filled.end; };
+    if (!anew)
+      while (first < frames_.size() && !touched(valleys_.filled_at(frames_[first].mark))) ++first;
+    Piece none{0, 0};
+    if (anew || first == frames_.size()) {
+      valleys_.undo(0, none);
+      frames_.clear(), fields_.clear(), options_.clear();
+      return begin();
+    }
+    const Frame& frame = frames_[first];
+    valleys_.undo(frame.mark, none);
+    current_ = frame.field;
+    fields_.resize(frame.fields), options_.resize(first == 0 ? 0 : frames_[first - 1].end), frames_.resize(first);
+  }
+
+  void begin() {
+    current_ = {0, 0, -1};
     for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
       if (b < valleys_.sections() && !cut(b)) continue;
       add_field(from, b);
@@ -108,13 +108,12 @@ class SkylineSearch {
     return k - 1 == i ? k / 2 : luby(i - k / 2 + 1);
   }
 
-  static uint64_t mix(uint64_t state) { return Random(state).next(); }
   bool cut(int32_t boundary) const { return (rules_ & rule_cuts) && valleys_.is_cut(boundary); }
 
   void add_field(int32_t left, int32_t right) {
     for (int32_t s = left; s < right; ++s) {
       if (!valleys_.has_jobs(s)) continue;
-      fields_.push_back({left, right, current_.parent, current_.next});
+      fields_.push_back({left, right, current_.next});
       current_.next = static_cast<int32_t>(fields_.size()) - 1;
       return;
     }
@@ -164,8 +163,6 @@ class SkylineSearch {
 
   // Branches over the options of a valley.
   void decide(int32_t index) {
-    const uint64_t key = state_key();
-    if (key != 0 && failures_.has(key)) return back();
     const Valleys::Run& run = valleys_.run(index);
     const size_t first = options_.size();
     valleys_.options(run, [&](int32_t job) { options_.push_back({job, value(job, run)}); });
@@ -175,9 +172,8 @@ class SkylineSearch {
     std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), sooner);
     if (run.skip >= 0) options_.push_back({skip, 0});
     steps_ += 8 * static_cast<int64_t>(options_.size() - first);
-    frames_.push_back({current_, index, valleys_.mark(), fields_.size(), first, options_.size(), key});
-    current_.parent = static_cast<int32_t>(frames_.size()) - 1;
-    try_next();
+    frames_.push_back({current_, index, valleys_.mark(), fields_.size(), first, options_.size(), {valleys_.sections(), 0}});
+    if (!try_next()) back();
   }
 
   // Preference for placing a job in a valley: by the job's length, size and area, and by how well the job
@@ -194,70 +190,56 @@ class SkylineSearch {
            0.5 * preference_[3] * (at_left + at_right) + preference_[4] * level + preference_[5] * random_.unit();
   }
 
-  // Hash of the jobs not yet placed in this field and of the skyline under them; 0 if the hash would cost too
-  // much.
-  uint64_t state_key() {
-    if (!(rules_ & rule_failures) || current_.right - current_.left > most_hashed) return 0;
-    uint64_t key = mix(static_cast<uint64_t>(current_.left) << 32 | static_cast<uint64_t>(current_.right));
-    for (int32_t r = valleys_.run_at(current_.left); r >= 0; r = valleys_.run(r).after) {
-      const Valleys::Run& run = valleys_.run(r);
-      if (run.begin >= current_.right) break;
-      key = mix(key ^ mix(static_cast<uint64_t>(run.height)) ^ static_cast<uint64_t>(run.begin));
-    }
-    valleys_.each(current_.left, current_.right, [&](int32_t job) { key ^= key_[job]; });
-    steps_ += current_.right - current_.left;
-    return mix(key) | 1;
-  }
-
   bool apply(int32_t job, int32_t run) {
     ++nodes_;
     if (job == skip ? !valleys_.skip(run) : !valleys_.place(job, run)) {
-      ++failed_;
+      ++failed_, failure_ = valleys_.conflict();
       return false;
     }
     if (job != skip) split(valleys_.item(job));
     return true;
   }
 
-  // The field is infeasible: backtracks to the latest decision that contributed to the field.
+  // After a failure, goes back to the latest decision that contributed to it and has an alternative left.
   void back() {
-    if (current_.parent < 0) state_ = State::infeasible;
-    else try_next();
-  }
-
-  // Takes the next alternative of the decision current_.parent, or of the decision before if none is left.
-  void try_next() {
-    for (int32_t at = current_.parent; at >= 0; at = current_.parent) {
-      Frame& frame = frames_[at];
-      valleys_.undo(frame.mark);
-      frames_.resize(at + 1);
+    Piece conflict = failure_;
+    for (; !frames_.empty(); frames_.pop_back()) {
+      Frame& frame = frames_.back();
+      bool part = valleys_.undo(frame.mark, conflict);
       fields_.resize(frame.fields);
       options_.resize(frame.end);
       current_ = frame.field;
-      current_.parent = at;
-      if (frame.option < frame.end) {
-        if (apply(options_[frame.option++].job, frame.run)) return;
-        continue;
+      while (part || !(rules_ & rule_jumps)) {
+        frame.conflict = conflict = Valleys::hull(frame.conflict, conflict);
+        if (frame.option == frame.end) break;
+        if (try_next()) return;
+        conflict = failure_;
+        part = valleys_.undo(frame.mark, conflict);
       }
-      if (frame.key != 0) failures_.add(frame.key);
-      current_.parent = frame.field.parent;
     }
     state_ = State::infeasible;
   }
 
+  // Takes the next alternative of the latest decision.
+  bool try_next() {
+    Frame& frame = frames_.back();
+    return apply(options_[frame.option++].job, frame.run);
+  }
+
   Valleys valleys_;
   const uint32_t rules_;
+  const int64_t shortest_try_;  // failures
   Random random_;
-  Failures failures_;
   State state_ = State::open;
-  Field current_{0, 0, -1, -1};      // the field being filled
+  Field current_{0, 0, -1};      // the field being filled
   std::vector<Frame> frames_;
   std::vector<Field> fields_;
   std::vector<Option> options_;
-  std::vector<uint64_t> key_;     // per job
   double preference_[6] = {}, biggest_ = 1;
-  int64_t nodes_ = 0, steps_ = 0, tries_ = 0;
-  int64_t failed_ = 0, limit_ = 0;  // of this try
+  Piece failure_{0, 0};  // sections of the last failure
+  int64_t nodes_ = 0, steps_ = 0, rounds_ = 0;
+  int64_t spent_ = 0, round_ = 0, tries_ = 0;  // failures, largest number of failures, and tries of this round
+  int64_t failed_ = 0, limit_ = 0;             // failures of this try, and their largest number
 };
 
 }  // namespace packing

@@ -32,7 +32,7 @@ enum Rules : uint32_t {
   rule_fill_bound = 2,     // fail if filling a valley up to its walls must lose more bytes than the slack
   rule_skip_section = 4,   // a skipped section rises to the lowest possible top, not byte by byte
   rule_cuts = 8,           // independent parts are searched one after the other
-  rule_failures = 16,      // failed states are not searched again
+  rule_jumps = 16,         // after a failure, decisions that have not contributed to it are undone without trying others
   rule_symmetry = 32,      // of equal jobs the first is placed first
   rule_height_bound = 64,  // the jobs left at a section must fit above it with their alignments and fixed offsets
   every_rule = 127,
@@ -86,13 +86,6 @@ class Valleys {
   }
   int64_t steps() const { return steps_; }
 
-  // Calls take(job) for each job not yet placed that begins in sections [left, right).
-  template <class Take>
-  void each(int32_t left, int32_t right, Take take) const {
-    for (int32_t s = left; s < right; ++s)
-      for (int32_t job = first_[s]; job >= 0; job = next_[job]) take(job);
-  }
-
   // Calls take(job) for the jobs that may stand in the valley and cover its section.
   template <class Take>
   void options(const Run& run, Take take) const {
@@ -104,15 +97,23 @@ class Valleys {
   // place() and skip() return false when a rule proves a dead end; undo() reverts them in either case.
   bool place(int32_t job, int32_t run);
   bool skip(int32_t run);
+  // Sections of the dead end: no plan exists with the heights of these sections and the jobs not yet placed there.
+  Piece conflict() const { return conflict_; }
 
   size_t mark() const { return trail_.size(); }
-  void undo(size_t mark);
+  // Sections that the first step since the mark has filled or raised.
+  Piece filled_at(size_t mark) const { return {trail_[mark].begin, trail_[mark].end}; }
+  // Reverts all steps since the mark. Each that filled or raised a section of the conflict adds the sections that its
+  // valley depended on, so that the conflict holds before the step, too. Returns whether the first step did.
+  bool undo(size_t mark, Piece& conflict);
+  static Piece hull(Piece a, Piece b) { return {std::min(a.start, b.start), std::max(a.end, b.end)}; }
   void forget() { std::fill(weight_.begin(), weight_.end(), 1.0); }
 
  private:
   struct Step {
     int32_t job;          // placed, or -1: sections rose
-    int32_t begin, end;   // sections that rose
+    int32_t begin, end;   // sections filled or raised
+    Piece cause;          // sections that the options of the valley depended on
     int64_t by;           // by this many bytes
     int32_t first, last;  // runs that were replaced
     int32_t runs;         // number of runs before
@@ -126,6 +127,8 @@ class Valleys {
     return (height & item.mask) == 0 && (item.fixed < 0 || item.fixed == height) &&
            (item.equal_before < 0 || offset_[item.equal_before] >= 0);
   }
+  // Sections that the options of a valley depend on: the valley and its walls.
+  Piece cause(const Run& run) const { return {run.begin - !is_cut(run.begin), run.end + !is_cut(run.end)}; }
   bool replace(int32_t run, int32_t begin, int32_t end, int64_t height);
   void widen(int32_t& first, int32_t& last);
   bool link(int32_t first, int32_t last);
@@ -160,6 +163,7 @@ class Valleys {
   std::vector<Run> runs_;
   std::vector<int32_t> run_at_;                // the run that begins at a section
   std::vector<Step> trail_;
+  Piece conflict_{0, 0};
   std::vector<Part> parts_;
   // Scratch of evaluate(), by section of the run.
   struct Column {
@@ -346,9 +350,10 @@ inline bool Valleys::below_pinned(int32_t begin, int32_t end, int64_t height) co
 inline bool Valleys::place(int32_t job, int32_t run) {
   const Item& item = items_[job];
   offset_[job] = runs_[run].height;
+  trail_.push_back({job, item.begin, item.end, cause(runs_[run]), 0, -1, -1, static_cast<int32_t>(runs_.size())});
+  conflict_ = {item.begin, item.end};
   take_out(job);
   height_bounds_.flip(item.begin, item.end, job);
-  trail_.push_back({job, 0, 0, 0, -1, -1, static_cast<int32_t>(runs_.size())});
   const int64_t top = offset_[job] + item.size;
   if (offset_[job] > capacity_ - item.bytes || !below_pinned(item.begin, item.end, top)) return false;
   return holds(item.begin, item.end, top) && replace(run, item.begin, item.end, top);
@@ -357,16 +362,20 @@ inline bool Valleys::place(int32_t job, int32_t run) {
 inline bool Valleys::skip(int32_t index) {
   const Run run = runs_[index];
   const int64_t by = run.skip - run.height;
-  trail_.push_back({-1, run.section, run.until, by, -1, -1, static_cast<int32_t>(runs_.size())});
+  trail_.push_back({-1, run.section, run.until, cause(run), by, -1, -1, static_cast<int32_t>(runs_.size())});
+  conflict_ = {run.section, run.until};
   bool fits = below_pinned(run.section, run.until, run.skip);
   for (int32_t s = run.section; s < run.until; ++s)
     if ((slack_[s] -= by) < 0) fits = false, weight_[s] += 1;
   return fits && holds(run.section, run.until, run.skip) && replace(index, run.section, run.until, run.skip);
 }
 
-inline void Valleys::undo(size_t mark) {
+inline bool Valleys::undo(size_t mark, Piece& conflict) {
+  bool part = false;
   for (; trail_.size() > mark; trail_.pop_back()) {
     const Step& step = trail_.back();
+    part = step.begin < conflict.end && conflict.start < step.end;
+    if (part) conflict = hull(conflict, step.cause);
     if (step.first >= 0) {
       const int32_t before = runs_[step.first].before, after = runs_[step.last].after;
       if (before >= 0) runs_[before].after = step.first;
@@ -386,6 +395,7 @@ inline void Valleys::undo(size_t mark) {
     else first_[item.begin] = step.job;
     if (next_[step.job] >= 0) last_[next_[step.job]] = step.job;
   }
+  return part;
 }
 
 // Gives the sections [begin, end) of a run another height, and re-evaluates the affected valleys.
@@ -487,7 +497,7 @@ inline bool Valleys::evaluate(Run& run) {
     choose(score, options, s, may ? skip : -1);
   }
   columns_[width] = Column();
-  if (!possible) weight_[failed] += 1;
+  if (!possible) weight_[failed] += 1, conflict_ = cause(run);
   return possible;
 }
 

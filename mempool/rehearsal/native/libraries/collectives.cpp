@@ -1,7 +1,8 @@
 // NCCL: communicators that know their size and rank. Nothing comes from other ranks: of a result, the part that this rank
-// contributes is copied on the stream.
+// contributes is copied on the stream. Work carries the ranges of its buffers, so that memory reused too early is seen.
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "driver/call.hpp"
 #include "runtime/contents.hpp"
@@ -30,35 +31,60 @@ std::size_t element(int type) {
   return type >= 0 && type < 12 ? kSizes[type] : 1;
 }
 
-// Copy `count` elements as work of the stream; NCCL's code for an error of CUDA is 1.
-int contribute(const void* from, void* to, std::size_t count, int type, fake::Handle stream) {
-  if (from == to || count == 0) return 0;
+using fake::Range;
+
+Range reads(const void* buffer, std::size_t bytes) { return {reinterpret_cast<std::uintptr_t>(buffer), bytes, false}; }
+Range writes(void* buffer, std::size_t bytes) { return {reinterpret_cast<std::uintptr_t>(buffer), bytes, true}; }
+
+// Queue work that uses these ranges, and copies `bytes`, this rank's part of the result; NCCL's code for an error of CUDA is 1.
+int queue(const std::vector<Range>& uses, const void* from, void* to, std::size_t bytes, fake::Handle stream) {
   const fake::Call call("ncclCollective");
   if (call.refused() != 0) return 1;
-  return standin::queue_copy(to, from, count * element(type), fake::gpu->stream(stream, fake::current())) == 0 ? 0 : 1;
+  fake::Work work;
+  work.name = "a collective";
+  for (const Range& range : uses) {
+    if (range.bytes != 0) work.uses.push_back(range);
+  }
+  if (from != to && bytes != 0) {
+    work.run = [=] { standin::copy_contents(to, from, bytes); };
+    work.cost = fake::gpu->copy_cost(reinterpret_cast<std::uintptr_t>(to), reinterpret_cast<std::uintptr_t>(from), bytes);
+  }
+  fake::Stream* const on = fake::gpu->stream(stream, fake::current());
+  return on != nullptr && fake::gpu->enqueue(on, std::move(work)) == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 EXPORTED int ncclAllReduce(const void* from, void* to, std::size_t count, int type, int, Communicator*, fake::Handle stream) {
-  return contribute(from, to, count, type, stream);
+  const std::size_t bytes = count * element(type);
+  return queue({reads(from, bytes), writes(to, bytes)}, from, to, bytes, stream);
 }
 EXPORTED int ncclReduce(const void* from, void* to, std::size_t count, int type, int, int root, Communicator* in,
                         fake::Handle stream) {
-  return in->rank == root ? contribute(from, to, count, type, stream) : 0;
+  const std::size_t bytes = count * element(type), result = in->rank == root ? bytes : 0;
+  return queue({reads(from, bytes), writes(to, result)}, from, to, result, stream);
 }
 EXPORTED int ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Communicator* in,
                            fake::Handle stream) {
-  return in->rank == root ? contribute(from, to, count, type, stream) : 0;
+  const std::size_t bytes = count * element(type), own = in->rank == root ? bytes : 0;
+  return queue({reads(from, own), writes(to, bytes)}, from, to, own, stream);
 }
 EXPORTED int ncclAllGather(const void* from, void* to, std::size_t count, int type, Communicator* in, fake::Handle stream) {
-  const std::size_t at = static_cast<std::size_t>(in->rank) * count * element(type);
-  return contribute(from, static_cast<char*>(to) + at, count, type, stream);
+  const std::size_t bytes = count * element(type), ranks = static_cast<std::size_t>(in->size);
+  char* const own = static_cast<char*>(to) + static_cast<std::size_t>(in->rank) * bytes;
+  return queue({reads(from, bytes), writes(to, ranks * bytes)}, from, own, bytes, stream);
 }
 EXPORTED int ncclReduceScatter(const void* from, void* to, std::size_t count, int type, int, Communicator* in,
                                fake::Handle stream) {
-  const std::size_t at = static_cast<std::size_t>(in->rank) * count * element(type);
-  return contribute(static_cast<const char*>(from) + at, to, count, type, stream);
+  const std::size_t bytes = count * element(type), ranks = static_cast<std::size_t>(in->size);
+  const char* const own = static_cast<const char*>(from) + static_cast<std::size_t>(in->rank) * bytes;
+  return queue({reads(from, ranks * bytes), writes(to, bytes)}, own, to, bytes, stream);
+}
+EXPORTED int ncclSend(const void* from, std::size_t count, int type, int, Communicator*, fake::Handle stream) {
+  return queue({reads(from, count * element(type))}, nullptr, nullptr, 0, stream);
+}
+EXPORTED int ncclRecv(void* to, std::size_t count, int type, int, Communicator*, fake::Handle stream) {
+  return queue({writes(to, count * element(type))}, nullptr, nullptr, 0, stream);
 }
 
 EXPORTED int ncclGetVersion(int* version) {

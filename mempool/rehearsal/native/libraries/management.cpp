@@ -11,6 +11,13 @@ namespace {
 
 constexpr int kInvalidArgument = 2, kNvmlNotSupported = 3;
 
+struct FabricInfo {
+  unsigned version;
+  unsigned char identity[16];
+  int status;
+  unsigned cluster;
+  unsigned char state;
+};
 struct MemoryInfo {
   unsigned long long total, free, used;
 };
@@ -106,4 +113,10 @@ EXPORTED int nvmlDeviceGetP2PStatus(fake::Handle, fake::Handle, int, int* status
 }
 EXPORTED int nvmlDeviceGetNvLinkRemoteDeviceType(...) { return kNvmlNotSupported; }
 EXPORTED int nvmlDeviceGetNvLinkRemotePciInfo_v2(...) { return kNvmlNotSupported; }
-EXPORTED int nvmlDeviceGetGpuFabricInfoV(...) { return kNvmlNotSupported; }
+// PyTorch 2.14 warns if it gets no answer; a device without a fabric has the state 0.
+EXPORTED int nvmlDeviceGetGpuFabricInfoV(fake::Handle, FabricInfo* into) {
+  into->status = 0;
+  into->cluster = 0;
+  into->state = 0;
+  return 0;
+}
