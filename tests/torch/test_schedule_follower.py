@@ -440,7 +440,7 @@ def test_entries_of_a_storage_on_the_way_back_wait_for_the_reload(pool: mempool.
 def test_entries_written_while_another_thread_reloads_are_kept(
     pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reload starts after the main thread has found the storage on the host, and copies before the write."""
+    """The reload copies between the main thread's look at the storage and the write into the host copy."""
     target, source, mode = torch.zeros(ELEMENTS), torch.ones(ELEMENTS), mode_of(pool)
     record, find = mode.storages.find(target.untyped_storage()), mode.reload
     add_entries(target, source, REPEATED + 9)
