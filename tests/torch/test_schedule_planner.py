@@ -17,6 +17,7 @@ from mempool.torch.eager.patterns import OffloadSchedule
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
+from solvers.packing import exact
 from solvers.swap import Link, OffloadPlanner, replay
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
@@ -26,11 +27,11 @@ LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 SLOW_LINK = Link(1e-5, 8e-9, 1e-5, 8e-9)
 
 
-def training(seed: int) -> Step:
+def training(seed: int, layers: int = LAYERS) -> Step:
     """A pass there and back of layers of all sizes, each with something beside that lives for less."""
-    random, k = np.random.default_rng(seed), 2 * LAYERS
+    random, k = np.random.default_rng(seed), 2 * layers
     buffers = []
-    for layer in range(LAYERS):
+    for layer in range(layers):
         buffers.append((int(random.integers(64, 1024)) << 10, [(layer, True), (k - 1 - layer, False)]))
         for at in (layer, k - 1 - layer):
             end = min(at + int(random.integers(0, 3)), k - 1)
@@ -110,3 +111,13 @@ def test_shorter_durations_correct_the_prediction_and_the_moves() -> None:
     assert made.swap.stall_seconds < program.swap.stall_seconds
     assert planner.retime(made, longer.tolist(), limit) is None
     assert (made.recorded.step.seconds == step.seconds).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2])  # whose arena is larger than the load
+def test_arena_is_estimated_without_an_exact_solver(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """A proof costs a second of the training, and the import of its solver."""
+    monkeypatch.setattr(exact, "prove", lambda *_: pytest.fail("a proof was attempted"))
+    monkeypatch.setattr(exact, "available", lambda: True)
+    step = training(seed, layers=12)
+    schedule = OffloadPlanner(step, LINK).nearest(int(SHARE * step.peak_bytes)).schedule
+    assert arena_bytes(step, schedule, ALIGNMENT) > SHARE * step.peak_bytes

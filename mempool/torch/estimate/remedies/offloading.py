@@ -109,7 +109,7 @@ class _StepPlanner:
 
     def _arena(self, swap: PlannedSchedule) -> int:
         buffers = device_buffers(self.step, swap.schedule)[0]
-        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_nodes)).arena_bytes
+        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_nodes), solver="search").arena_bytes
 
     def reported(self, swap: PlannedSchedule, arena: int | None = None) -> OffloadFigures:
         """Return the figures of a schedule to report."""
