@@ -64,6 +64,7 @@ def test_program_without_triton_runs_operation_by_operation_with_a_note(
     assert note.startswith("torch.compile had no effect: pip install --no-deps triton==")
 
 
+@pytest.mark.full
 @alone
 def test_graph_that_does_not_compile_runs_operation_by_operation(tmp_path: str) -> None:
     warnings.simplefilter("ignore")

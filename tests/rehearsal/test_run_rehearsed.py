@@ -97,6 +97,7 @@ def test_plan_of_a_compiled_program_serves_its_run(tmp_path: Path, libraries: di
     assert (report["plan_active_at_iteration"], report["misses_total"]) == (1, 0)
 
 
+@pytest.mark.full
 def test_plan_of_a_program_that_is_not_compiled_for_lack_of_triton_is_not_handed_on(
     tmp_path: Path, libraries: dict[str, str]
 ) -> None:
