@@ -71,9 +71,8 @@ class ArenaAdmission:
         """
         needed, there = self._arena_sizes()
         new = self._new_outcomes.of(self._client.stats()["outcomes"])
-        occupied, without, hits, misses = (
-            new["slot_occupied"] > 0, new["no_arena"] > 0, new["hit"], missed(new)
-        )  # fmt: skip
+        occupied, without = new["slot_occupied"] > 0, new["no_arena"] > 0
+        hits, misses = new["hit"], missed(new)
         pattern = self._iterations.pattern
         for one in (followed, pattern):
             if one is not None and one.arena_bytes != there:
@@ -192,21 +191,22 @@ class ArenaAdmission:
 
     def _restore(self, now: int) -> None:
         """Move the storages to where they were after an iteration by plan, and evict all others."""
-        returning: list[tuple[StorageRecord, int | None]] = []
-        pattern, stay = self._iterations.pattern, set[int]()
+        stays: list[StorageRecord] = []
+        places: list[tuple[StorageRecord, int]] = []
+        pattern, at_home = self._iterations.pattern, set[int]()
         homes = {} if pattern is None else pattern.homes
         for record in list(self._storages.records.values()):
             if record() is None or (home := homes.get(record.number)) is None:
                 continue
-            if record.state != OFFLOADED and self._home(record)[0] == home[0]:
-                stay.add(record.key)
+            address, place = home
+            if record.state != OFFLOADED and self._home(record)[0] == address:
+                at_home.add(record.key)
+            elif place is None:
+                stays.append(record)
             else:
-                returning.append((record, home[1]))
-        self.eviction.clear(stay, now)
-        self.reload_to_places(
-            [record for record, place in returning if place is None],
-            [(record, place) for record, place in returning if place is not None],
-        )
+                places.append((record, place))
+        self.eviction.clear(at_home, now)
+        self.reload_to_places(stays, places)
         self._iterations.ignore_evictions()
 
     def _request_arena(self, short: int) -> bool:
