@@ -145,23 +145,30 @@ WRITERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+def written_twice(name: str) -> list[float]:
+    """The values of `offloaded_range` after two writes in plain PyTorch."""
+    plain = torch.arange(1000.0).add_(1)
+    with _disable_current_modes():
+        WRITERS[name](plain)
+        WRITERS[name](plain)
+    values: list[float] = plain.tolist()
+    return values
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_unseen_writes_survive_evictions(name: str, mode: Adversary) -> None:
-    tensor, plain = offloaded_range(mode), torch.arange(1000.0).add_(1)
+    tensor = offloaded_range(mode)
     tensor.sum()  # it is here now, and its copy on the host is good
     for _ in range(2):
         WRITERS[name](tensor)
         mode.offload_all()
         tensor.sum()
-    with _disable_current_modes():
-        WRITERS[name](plain)
-        WRITERS[name](plain)
-    assert tensor.tolist() == plain.tolist()
+    assert tensor.tolist() == written_twice(name)
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_unseen_writes_survive_reloads_under_way(name: str, mode: Adversary) -> None:
-    tensor, plain = offloaded_range(mode), torch.arange(1000.0).add_(1)
+    tensor = offloaded_range(mode)
     record = mode.storages.find(tensor.untyped_storage())
     assert record is not None
     for _ in range(2):
@@ -169,10 +176,7 @@ def test_unseen_writes_survive_reloads_under_way(name: str, mode: Adversary) -> 
         WRITERS[name](tensor)
         tensor.sum()
         mode.offload_all()
-    with _disable_current_modes():
-        WRITERS[name](plain)
-        WRITERS[name](plain)
-    assert tensor.tolist() == plain.tolist()
+    assert tensor.tolist() == written_twice(name)
 
 
 def test_forked_script_branches_find_their_arguments() -> None:
