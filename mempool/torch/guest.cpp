@@ -341,14 +341,14 @@ class Guest final : public cca::CUDAAllocator {
       const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
       if (answer == planned) return answer;
       hand_back();  // an arena that the core has just released serves the host's next request
-      if (answer == recorded && handed_back.exchange(false)) release_segment();
+      if (answer == recorded && handed_back.exchange(false)) release_cache();
       if (answer != prepare) return answer;
       get_arena(request.device);
     }
   }
   // Release the memory of a former arena, which small tensors would otherwise fragment: an iteration that outgrows the plan has its
   // largest buffers last.
-  static void release_segment() {
+  static void release_cache() {
     try {
       host->emptyCache({0, 0});
     } catch (const c10::Error&) {  // a capture has begun
