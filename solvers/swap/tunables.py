@@ -15,8 +15,8 @@ class OffloadTunables:
     Attributes:
         least_bytes: smaller buffers stay on the device, in bytes: a copy's fixed cost equals the transfer
             time of some hundred kilobytes.
-        move_bytes: bytes that may be moved in addition to save a move, of schedules with the same stall: a move
-            takes the host some 50 microseconds, which the program feels if its kernels are short, while copies
+        move_bytes: bytes that may be moved in addition to save a move, of schedules with the same stall: a
+            move takes the host some 50 microseconds, which the program feels if its kernels are short. Copies
             that nobody waits for cost nothing.
         least_share: in a small step `least_bytes` would exclude every buffer, so the threshold is at most
             1 / `least_share` of the peak.
