@@ -171,7 +171,7 @@ def test_limit_overrides_the_card_with_a_note(limit: str, more: str, folder: Pat
     answer = fit_json("cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
     assert answer["limit_bytes"] == {"12GiB": 12 << 30, "12 GB": 12 * 10**9, "48GiB": 48 << 30}[limit]
     size = {"12 GB": "11.18 GiB"}.get(limit, limit.replace("G", " G"))
-    line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels and link are taken"
+    line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels are taken"
     assert line in answer["warnings"]
     alone = fit_json("cnn.py:make", "--card", "RTX 4090", "--no-largest-batch")
     assert alone["limit_bytes"] == 24081 << 20

@@ -67,7 +67,6 @@ jobs = st.fixed_dictionaries(
         "batch": st.integers(1, 40),
         "accumulate": st.integers(1, 3),
         "hold_output": st.booleans(),
-        "set_to_none": st.booleans(),
         "dtype": st.sampled_from([None, torch.float64]),
         "optimizer": st.sampled_from([torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor]),
     }
@@ -210,13 +209,10 @@ def test_checkpointed_blocks_hold_less() -> None:
 
     x = torch.zeros(4096, 64)
     loss = {"loss": lambda out: out.sum(), "optimizer": torch.optim.SGD}
-    kept, again, named = (
-        mempool.torch.fit(deep, x, checkpoint=which, **loss).peak_bytes for which in (False, True, "[0-2]")
-    )
+    kept, again = (mempool.torch.fit(deep, x, checkpoint=which, **loss).peak_bytes for which in (False, True))
     assert again < 0.7 * kept
-    assert again < named < kept
     with pytest.raises(UsageError, match="nothing to checkpoint"):
-        fit_mlp(checkpoint="nothing.like.it")
+        mempool.torch.fit(lambda: nn.Linear(32, 8), X, checkpoint=True)
 
 
 def test_optimizer_of_real_parameters_is_refused_with_its_class() -> None:

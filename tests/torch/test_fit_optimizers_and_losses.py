@@ -15,7 +15,6 @@ import mempool.torch
 from mempool.cli.app import call
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS
-from mempool.torch.estimate.remedies.optimizers import InBackward
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 SCRIPT = """
@@ -158,21 +157,6 @@ def test_command_takes_the_names_of_the_package_and_of_transformers(
     inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
     found = fit_json("net.py", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
     assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
-
-
-def test_eight_bit_optimizer_in_the_backward_lets_gradients_go() -> None:
-    def in_backward(parameters: Any) -> torch.optim.Optimizer:
-        return InBackward(parameters, STAND_INS["AdamW8bit"])
-
-    made = mempool.torch.fit(nn.Linear(1000, 1000), X, in_backward)
-    assert made.by_class_bytes["optimizer_state"] == state_bytes(2, 8)
-
-
-def test_remedies_name_the_package_of_the_optimizer() -> None:
-    layers = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(4)))
-    made = mempool.torch.fit(layers, X, STAND_INS["AdamW8bit"], remedies=True)
-    (in_backward,) = [one for one in made.remedies if one.name == "optimizer in backward"]
-    assert "# make: bitsandbytes.optim.AdamW8bit, say" in in_backward.code
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CASES])

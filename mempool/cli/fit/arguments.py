@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Options that change a model's step, which a program makes itself.
 _OF_A_MODEL = (
     *("inputs", "batch", "seq", "image", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
-    *("checkpoint", "accumulate", "link", "largest_batch", "remedies"),
+    *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
 
 
@@ -34,7 +34,6 @@ class FitRequest:
         limit_bytes: memory of the device.
         capability: compute capability of the card.
         card: name of the card in `mempool.hardware.gpu_memory`.
-        link: link to the host.
         job: attributes that are passed to `Job` unchanged.
         dtype, autocast: PyTorch's names of types.
         optimizer, loss: given by name.
@@ -56,7 +55,6 @@ class FitRequest:
     limit_bytes: int | None = None
     capability: tuple[int, int] | None = None
     card: str | None = None
-    link: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     autocast: str | None = None
@@ -86,15 +84,12 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     Raises:
         typer.BadParameter: an option has no meaning, or two options contradict each other.
     """
-    from solvers.swap import parse_link
-
     target = parsed("MODEL", model_spec.parse_target, options["target"])
     assert target is not None
     sizes = {
         name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq", "image")
     }
     limit_bytes, card, notes = _limit(options["limit"], options["card"])
-    parsed("--link", parse_link, options["link"])
     for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
@@ -117,7 +112,6 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
-        link=options["link"],
         job={
             k: options[k]
             for k in ("mode", "device", "checkpoint", "accumulate", "processes")
@@ -165,5 +159,5 @@ def _limit_and_card_note(limit_bytes: int, card: Card) -> str:
     more = ", which is more than programs get of it" if limit_bytes > card.memory_bytes else ""
     return (
         f"--limit {binary(limit_bytes)} counts{more}, not the {binary(card.memory_bytes)} of the "
-        f"{card.name}, whose kernels and link are taken"
+        f"{card.name}, whose kernels are taken"
     )

@@ -104,13 +104,6 @@ def fit(
             metavar="NAME", autocompletion=complete_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
         ),
     ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|a,b",
-            help="Between the card and the host, as of `mempool swap`; the card's PCI Express if not given.",
-        ),
-    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(

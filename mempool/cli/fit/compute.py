@@ -223,11 +223,10 @@ def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
     for name in ("dtype", "autocast"):
         if (dtype := getattr(request, name)) is not None:
             attributes[name] = getattr(torch, dtype)
-    if request.capability is not None and "capability" in Job.__dataclass_fields__:
+    if request.capability is not None:
         attributes["capability"] = request.capability
-    attributes |= {
-        name: getattr(request, name) for name in ("card", "link") if getattr(request, name) is not None
-    }
+    if request.card is not None:
+        attributes["card"] = request.card
     if request.margins:
         attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
     if batch is not None:

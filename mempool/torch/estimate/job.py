@@ -40,8 +40,7 @@ class Job:
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
         dtype: of the floating-point parameters, or a name; None: as made.
         autocast: lower precision of the forward; None: none.
-        checkpoint: whether the repeated blocks recompute their activations in the backward; a string selects
-            modules by name instead, as in ``fnmatch``.
+        checkpoint: whether the model's blocks recompute their activations in the backward.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
             without functions does; else they die after their last use. None: in training they are kept;
@@ -49,11 +48,9 @@ class Job:
             output, which with a key-value cache may be most of the memory.
         card: name of a GPU in `mempool.hardware.gpu_throughput`, whose rates determine times; None: the
             default.
-        link: between the GPU and the host, as `solvers.swap.parse_link` accepts; None: the card's.
         processes: number of processes that train together with DistributedDataParallel, one GPU each: a
             margin.
         margin: bytes by name in `margins.PARTS` that replace the estimates.
-        set_to_none: whether gradients are freed after a step, or filled with zeros.
 
     Raises:
         UsageError: mode or device is unknown, or batch or processes is below one.
@@ -70,12 +67,10 @@ class Job:
     capability: tuple[int, int] = (8, 0)
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
-    checkpoint: bool | str = False
+    checkpoint: bool = False
     accumulate: int = 1
     hold_output: bool | None = None
-    set_to_none: bool = True
     card: str | None = None
-    link: str | None = None
     processes: int = 1
     margin: Mapping[str, int] = field(default_factory=dict)
 

@@ -120,7 +120,8 @@ class _ModelAndOptimizers:
         model = fake_model(job.model, job.dtype, warn)
         model.train(job.mode == "train")
         if job.checkpoint:
-            checkpointed(model, job.checkpoint)
+            # On CUDA the state of random numbers is kept on the host.
+            checkpointed(model, preserve_rng_state=job.device == "cpu")
         if job.optimizer is None or job.mode == "inference":
             return cls(model, [])
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -218,7 +219,7 @@ def _train(
             loss.backward()
             del loss
         optimizer.step()
-        optimizer.zero_grad(set_to_none=job.set_to_none)
+        optimizer.zero_grad()
         yield
 
 
