@@ -39,13 +39,27 @@ def planner(step: Step, link: Link) -> OffloadPlanner:
 
 @given(steps(), links())
 @SOME
-def test_alternatives_hold_the_limit_with_different_stalls(step: Step, link: Link) -> None:
+def test_alternatives_hold_the_limit_with_different_costs(step: Step, link: Link) -> None:
     made = planner(step, link)
     limit = (made.lowest_limit() + step.peak_bytes) // 2
     found = made.alternatives(limit)
     assert all(one.peak_bytes <= limit for one in found)
-    stalls = [one.stall_seconds for one in found]
-    assert stalls == sorted(set(stalls))
+    assert [one.stall_seconds for one in found] == sorted(one.stall_seconds for one in found)
+    assert len({(one.stall_seconds, len(one.schedule)) for one in found}) == len(found)
+
+
+def test_few_large_buffers_move_rather_than_many_small_ones() -> None:
+    """The small buffers rest for longest, and their copies are as free as those of the large ones."""
+    layers, small, large = 40, 1 << 20, 1 << 24
+    sizes = [large if layer % 10 == 9 else small for layer in range(layers)]
+    buffers = [(size, [(at, True), (2 * layers - 1 - at, False)]) for at, size in enumerate(sizes)]
+    step, link = step_from([1e-2] * 2 * layers, buffers), Link.of_rate(25e9)
+    limit = step.peak_bytes - 2 * large
+    moves = [
+        len(OffloadPlanner(step, link, tunables=OffloadTunables(move_bytes=price)).hold(limit).schedule)
+        for price in (0, OffloadTunables().move_bytes)
+    ]
+    assert moves[1] <= 3 < moves[0]
 
 
 @given(st.data())
