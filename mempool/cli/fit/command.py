@@ -29,7 +29,6 @@ _OPTIMIZERS = (
     "nadam",
     "radam",
     "adamw8bit",
-    "pagedadamw8bit",
 )
 _LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
 _TASKS = (
@@ -37,10 +36,7 @@ _TASKS = (
     "sequence-classification", "token-classification", "question-answering", "audio-classification",
     "ctc", "base",
 )  # fmt: skip
-_MARGINS = (
-    *("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting"),
-    *("nccl", "ddp_buckets", "other_models"),
-)
+_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
 
 def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -107,8 +103,8 @@ def fit(
     mode: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_completion(("train", "inference", "eval")),
-            help="train, the default; inference: without gradients; eval: that within a training.",
+            autocompletion=_completion(("train", "inference")),
+            help="train, the default, or inference: without gradients.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -169,12 +165,6 @@ def fit(
             metavar="NAME=SIZE",
             autocompletion=_completion([f"{name}=" for name in _MARGINS]),
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="So many train together (DistributedDataParallel), a GPU each."
         ),
     ] = None,
     remedies_seconds: Annotated[

@@ -111,7 +111,6 @@ def _fit_program(request: FitRequest) -> SizeResult:
         done.trace,
         device,
         capability=capability,
-        processes=request.job.get("processes", 1),
         margin=parse_margins(list(request.margins)),
     )
     fitted = judge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mempool.analysis.compare import RECORDED, parse_allocator
 from mempool.errors import UsageError
@@ -72,8 +72,7 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
 
 def margins_of(job: Job, trace: Trace) -> dict[str, int]:
     """Return a GPU's memory outside all recorded operations, by name, in bytes."""
-    options: dict[str, Any] = {"capability": job.capability, "processes": job.processes}
-    return margins(trace, job.device, **options, margin=job.margin)
+    return margins(trace, job.device, capability=job.capability, margin=job.margin)
 
 
 def needed(job: Job, allocator: str) -> int:

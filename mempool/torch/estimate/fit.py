@@ -70,8 +70,7 @@ def fit(
             output's ``loss``, as models of transformers return; else the sum of floating-point outputs, with
             a warning.
         labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
-        mode: "train", "inference" (no gradients, no optimizer), or "eval" (no gradients, while the
-            optimizer's state of training is alive).
+        mode: "train", or "inference" (no gradients, no optimizer).
         device: "cuda" or "cpu": the device of the real step.
         allocators: allocators to simulate for the reserved bytes; the first one decides whether the job fits.
         remedies: whether to try remedies, too: some tens of runs.
