@@ -235,11 +235,6 @@ class TestArrays:
             assert pool.faults() == ()
         assert result == loop(None)
 
-    def test_unchecked_pool_has_no_faults(self) -> None:
-        with mempool.numpy.install() as pool:
-            assert pool.faults() == ()
-            assert "faults" not in pool.report().to_dict()
-
 
 KEPT = """
 import ctypes

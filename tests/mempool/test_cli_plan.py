@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import io
 import json
 import os
 import pty
@@ -20,9 +18,7 @@ from answers import Cli
 from commands import COMMAND
 from instances import aligned
 
-from mempool.units import binary
 from solvers import check, peak_load, read_plan
-from solvers.packing.options import OPTIONS
 from traces import Buffers, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
@@ -139,35 +135,6 @@ def test_target_ends_the_search(folder: Path, cli: Cli) -> None:
     for target in ("9" * 9 + "%", "9e12TiB"):
         planned = cli.answer(f"plan hard.csv --target '{target}'")
         assert planned["stopped_by"] == "target"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "file"])
-def test_search_shows_its_progress_on_a_terminal_only(
-    stderr: io.StringIO,
-    folder: Path,
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The line has best arena, bound, gap, nodes and nodes a second."""
-    write_csv(hard(), "hard.csv")
-    options = dataclasses.replace(OPTIONS, report_pause=0.0)
-    monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
-    monkeypatch.setattr("sys.stderr", stderr)
-    for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
-        monkeypatch.setenv(name, value)
-    planned = cli.answer("plan hard.csv --solver greedy --nodes 30000000")
-    shown = stderr.getvalue()
-    if not stderr.isatty():
-        assert shown == ""
-        return
-    best = f"arena {binary(planned['arena_bytes'])}, bound {binary(planned['lower_bound_bytes'])}"
-    gap = f"gap {100 * planned['ratio'] - 100:.2f} %"
-    assert re.search(rf"{best}, {gap}, \d+\.\d M nodes, \d+\.\d M/s, \d s", shown)
 
 
 def processor_seconds(pid: int) -> float:

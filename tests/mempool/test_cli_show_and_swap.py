@@ -22,7 +22,6 @@ from traces import Trace
 from traces.formats.parquet import write_trace
 from traces.workload import generate
 
-SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")
 
 
@@ -134,18 +133,6 @@ def test_page_contains_no_folders_and_source_lines_only_on_request(folder: Path,
     assert "one.py" not in json.dumps(content("p.html").said)
     cli.run("show four.trace -o p.html --frames")
     assert "one.py" in json.dumps(content("p.html").said)
-
-
-@drawn
-@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
-def test_real_snapshot_has_its_segments(folder: Path, cli: Cli) -> None:
-    """The recorded view has PyTorch's reserved segments; unused address space is left out."""
-    shown = cli.answer("show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html")
-    assert shown["buffers"] == 36
-    back = content("small.html")
-    (view,) = back.said["views"]
-    assert len(back.column(view["segments"]["size"])) == 9
-    assert view["top"] < 2 * sum(back.column(view["segments"]["size"]))
 
 
 @pytest.fixture(scope="module")

@@ -94,13 +94,6 @@ def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
     assert device.memory() == (4 * MIB, 4 * MIB)
 
 
-def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
-    for device in (_core.HostDevice(), _core.SimulatedDevice()):
-        assert device.memory() == (0, 0)
-        assert not _core.DeviceCalls(device).capturing(0)
-        assert _core.DeviceCalls(device).synchronize()
-
-
 @pytest.mark.parametrize("given", [256, 512])
 @pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
 def test_addresses_are_aligned_whatever_the_driver_returns(
@@ -221,21 +214,6 @@ def test_forgotten_event_is_reused_while_a_stream_still_waits(fake: FakeCuda) ->
     assert fake.pending(then) == 1
     fake.finish(first)
     assert fake.pending(then) == 0
-
-
-def test_events_are_as_many_as_are_in_use_at_a_time(fake: FakeCuda) -> None:
-    memory, stream = calls(fake), fake.stream()
-    for _ in range(100):
-        events = [memory.record(stream) for _ in range(3)]
-        assert len(set(events)) == 3
-        for event in events:
-            memory.forget(event)
-    fake.fail("cuEventRecord", times=5)
-    assert [memory.record(stream) for _ in range(5)] == [0] * 5
-    memory.forget(memory.record(stream))
-    assert fake.calls("cuEventCreate") == fake.live_events == 3
-    del memory
-    assert fake.live_events == 0
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
@@ -491,20 +469,3 @@ def test_unusable_event_delays_no_later_free(fake: FakeCuda, trouble: str) -> No
     assert client.stats()["deferred_blocks"] == 0
     assert client.pool.stats()["reserved"]["current"] < 40 * MIB
     assert fake.calls("cuCtxSynchronize") == (trouble == "cuEventRecord")
-
-
-def test_driver_numbers_captures(fake: FakeCuda) -> None:
-    """Joined streams have the number too; streams without capture and broken captures have none."""
-    memory, stream, side = calls(fake), fake.stream(), fake.stream()
-    fake.begin_capture(stream, RELAXED)
-    fake.fork(stream, side)
-    first = memory.capture(stream)
-    assert first == memory.capture(side) != 0
-    assert [memory.capture(other) for other in (0, fake.stream(), _core.thread_stream())] == [0, 0, 0]
-    fake.end_capture(stream)
-    assert memory.capture(stream) == 0
-    fake.begin_capture(stream, RELAXED)
-    assert memory.capture(stream) not in (0, first)
-    assert not memory.synchronize()  # which breaks it
-    assert memory.capture(stream) == 0
-    fake.end_capture(stream)

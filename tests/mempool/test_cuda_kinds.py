@@ -16,7 +16,6 @@ from fake_cuda import GETS_MEMORY, KINDS, OUT_OF_MEMORY, FakeCuda, calls, tickin
 from pools import run
 from programs import Watched, replaced, training
 
-import build
 from mempool import OutOfMemoryError, Pool, UsageError, _core
 
 MIB = 1 << 20
@@ -115,18 +114,6 @@ def test_device_without_a_memory_kind_reports_the_lack_and_allocates_nothing(
         device.check()
     assert _core.Client(_core.Pool(device=device), "test").allocate(4 * MIB) == 0
     assert "CUDA_ERROR_NOT_SUPPORTED" in str(device.last_error)
-
-
-@pytest.mark.full  # another driver is to be built for it
-def test_error_for_an_old_driver_names_the_missing_function(folder: Path) -> None:
-    old = FakeCuda(build.build_driver(folder, defines=("FAKE_WITHOUT_PAGES",)))
-    old.set_version(10010)
-    old.device()
-    with pytest.raises(
-        RuntimeError,
-        match=r"no cuMemAddressReserve, which came with CUDA 10\.2: this driver is of .* 10\.1",
-    ):
-        old.device(memory="growing")
 
 
 @every_kind

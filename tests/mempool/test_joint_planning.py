@@ -120,23 +120,6 @@ def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(
     assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
 
 
-@pytest.mark.full
-def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool, memory: programs.Watched) -> None:
-    """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
-    order, kept = at_random((900, 1300, 1900)), list[int]()
-    iteration = variants(memory, order)
-
-    def keeping(number: int) -> None:
-        iteration(number)
-        if number >= LEARNED:
-            kept.append(memory.allocate(11 * order(number)))
-            if len(kept) > 2:
-                memory.free(kept.pop(0))
-
-    in_steps(pool, keeping, 4 * LEARNED)
-    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4 * LEARNED)) == 0
-
-
 def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: programs.Watched) -> None:
     """Gradients accumulated for a random while: all other buffers hit."""
     chance = random.Random(2)
@@ -278,21 +261,6 @@ def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> Non
     with program(tmp_path / "plan") as (pool, memory):
         iteration = variants(memory, order, late=True, long=True)
         assert misses(pool, lambda: in_steps(pool, iteration, 300, first=17)) == 0
-
-
-def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    saved(first, at_random((900, 1300, 1900)))
-    with Pool(simulated(), background=False, plan=first) as pool:
-        pool.save(second)
-    before, after = read_plans(first), read_plans(second)
-    assert [one.key for one in after.plans] == [one.key for one in before.plans]
-    assert list(after.variants) == list(before.variants)
-    for number, kind in before.variants.items():
-        again = after.variants[number]
-        assert (again.reach == kind.reach).all()
-        assert (again.buffers.end == kind.buffers.end).all()
-        assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
 
 
 def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

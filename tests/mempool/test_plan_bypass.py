@@ -128,18 +128,6 @@ def test_buffers_many_times_the_planned_size_do_not_bypass_the_plan_in_any_numbe
     assert (arena_bytes(core) > 0) == (times > 8)
 
 
-@pytest.mark.parametrize(("limit", "times"), [(1 << 40, 5), (600 * MIB, 16)])
-def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, times: int) -> None:
-    core = following(limit=limit)
-    assert 300 * MIB < arena_bytes(core) < 600 * MIB
-    aside = 0
-    for _ in range(16):
-        one_by_one(core, LARGER[:SEVERAL])
-        aside += arena_bytes(core) == 0
-        core.step()
-    assert aside == times
-
-
 def test_within_a_budget_the_arena_stays() -> None:
     core = following()
     core.pool.set_budget(2 * arena_bytes(core))
@@ -296,50 +284,6 @@ def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory
             iterations(one, SMALL, 1)
             iterations(other, LARGE, 1)
         assert (one.state, other.state) == ("replaying", "replaying")
-
-
-def refused_beside(one: Pool, other: Pool) -> None:
-    """Two pools that need a larger arena while a buffer of one stays in the present arena for good."""
-    kept: dict[Pool, int] = {}
-
-    def iteration(pool: Pool, keeps: int, sizes: list[int]) -> None:
-        pool.step()
-        fresh = pool.allocate(keeps)
-        if pool in kept:
-            pool.free(kept[pool])
-        kept[pool] = fresh
-        for address in [pool.allocate(size) for size in sizes]:
-            pool.free(address)
-        pool.plan_now()
-
-    for _ in range(20):
-        iteration(one, 12 * MIB, [11 * MIB] * 3)
-    one.step()
-    for_good = one.allocate(12 * MIB)
-    for _ in range(30):
-        iteration(one, 12 * MIB, [11 * MIB] * 3)
-        iteration(other, 14 * MIB, [30 * MIB] * 3)
-    for pool, address in [*kept.items(), (one, for_good)]:
-        pool.free(address)
-
-
-def test_reported_reason_for_a_missing_arena_is_the_actual_reason(
-    fake: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        Pool(fake.device(), background=False) as one,
-        Pool(share=one, background=False) as other,
-        Pool(share=one, background=False) as without,
-        caplog.at_level(logging.WARNING, "mempool"),
-    ):
-        refused_beside(one, other)
-        for pool in (one, other, without):
-            pool.planner.run_once(0.0)
-        assert len(caplog.messages) == 2
-        assert all("buffers are alive in the present arena" in line for line in caplog.messages)
-        assert 'memory="growing"' in caplog.text
-        assert "free of" not in caplog.text
-        assert "buffers are alive in the present arena" in other.explain()
 
 
 def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from pools import run, simulated
 
 from mempool import Pool, _core
-from mempool.planning.backoff import WakeConditions
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
-from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
+from mempool.planning.planner_thread import ProcessorBudget
 
 
 class Turns:
@@ -216,26 +215,6 @@ def test_failure_does_not_end_planning(
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
 
-def test_failing_wait_is_logged_once_and_repeated_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    due, tried = Learner.due, list[float]()
-
-    def failing(_: Learner) -> WakeConditions:
-        tried.append(time.monotonic())
-        raise MemoryError("not now")
-
-    monkeypatch.setattr(Learner, "due", failing)
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: len(tried) >= 3, lambda: programs.layers(memory))
-        gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
-        assert all(gap >= OPTIONS.retry_seconds * 2**k for k, gap in enumerate(gaps))
-        assert len(caplog.records) == 1
-        monkeypatch.setattr(Learner, "due", due)
-        until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
-
-
 def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(simulated(), background=False) as pool:
         learn = Learner.learn
@@ -414,11 +393,3 @@ def test_useful_work_is_not_charged() -> None:
         times.spent += 1000
         forgive()
     assert budget.is_left()
-
-
-def test_hand_over_of_the_interpreter_is_charged_too() -> None:
-    before, processor = thread_cost_seconds(), time.thread_time()
-    for _ in range(50):
-        time.sleep(1e-6)
-    spent = time.thread_time() - processor
-    assert thread_cost_seconds() - before >= spent + 40 * OPTIONS.handover_seconds

@@ -259,22 +259,3 @@ sys.slow = Slow()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import mempool.numpy as module; thing = module.install()",
-        "import mempool.torch as module; thing = module.install(device='cpu')",
-        "import mempool as module; thing = module.Pool()",
-    ],
-)
-def test_dir_lists_user_facing_names(code: str) -> None:
-    if "torch" in code:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
-    check = """
-assert 12 <= len(dir(thing)) <= 17 and "metrics" in dir(thing), dir(thing)
-assert all(hasattr(thing, name) for name in dir(thing))
-assert all(getattr(module, name).__module__.startswith("mempool") for name in dir(module))
-"""
-    subprocess.run([sys.executable, "-c", code + check], check=True)

@@ -164,13 +164,6 @@ def test_relative_cache_folder_counts_from_the_folder_of_the_start(
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_relative_cache_folder_stays_where_the_program_leaves_its_folder(tmp_path: Path) -> None:
-    code = "import os, mempool; os.chdir('/'); from mempool import cache_folder; cache_folder.cache_folder()"
-    environment = os.environ | {"MEMPOOL_CACHE": "cache"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "cache").is_dir()
-
-
 def test_damaged_plan_is_deleted_and_the_program_runs(
     script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
 ) -> None:
@@ -294,18 +287,6 @@ def test_files_unused_for_longest_are_deleted(cache: Path, monkeypatch: pytest.M
         with Pool(simulated(), name=name, background=False, remember=True) as pool:
             kept |= {name} if pool.loaded is not None else set()
     assert kept == {"first", "third"}
-
-
-def test_parts_left_by_killed_processes_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = remembered_plans.RememberedPlansOptions(max_files=1)
-    monkeypatch.setattr(remembered_plans, "OPTIONS", few)
-    part = cache / "cache" / "plans" / "killed.1234.part"
-    part.parent.mkdir(parents=True)
-    part.touch()
-    os.utime(part, (0, 0))
-    with Pool(simulated(), background=False, remember=True) as pool:
-        iterate(pool, 12)
-    assert [file.suffix for file in files(cache)] == [".plan"]
 
 
 @pytest.mark.usefixtures("cache")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,25 +125,6 @@ def test_neighbouring_plans_move_closer_when_others_shrink_or_vanish() -> None:
         program = Three((solver, batches, third))
         for scale in ((1, 1, 1), (2, 1, 1), (1, 3, 1), (1, 1, 4), (0.6, 0.7, 0.55), (3, 2, 1), (1, 1, 1)):
             assert program.phase(scale) < 1.15, scale
-
-
-def test_plan_hears_of_layout_changes_of_other_pools_only() -> None:
-    with Pool(simulated(), background=False) as one, Pool(name="other", share=one, background=False) as other:
-        memory, others = Watched(one), Watched(other)
-        for _ in range(14):
-            together(memory, others)
-        one.client.set_recording(False)
-        one.client.wait_for_work(0.0)  # what rang before
-        now = one.client.state()["other_layouts"]
-        assert one.client.wait_for_work(0.6, other_layouts=now)[0] is False
-        assert one.client.state()["other_layouts"] == now
-        began = time.monotonic()
-        other.client.drop_patterns()
-        one.client.wait_for_work(60.0, other_layouts=now)
-        assert time.monotonic() - began < 30
-        now = one.client.state()["other_layouts"]
-        one.client.drop_patterns()
-        assert one.client.state()["other_layouts"] == now
 
 
 def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> None:

@@ -13,16 +13,12 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import hypothesis.strategies as st
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
 from traces.formats.parquet import read_trace
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -381,24 +377,3 @@ def test_device_of_a_function_counts_where_the_command_names_none(device_folder:
         (device_folder / f"{name}.py").write_text("from layered import *\n" + make % more)
     told, asked = (fit_json("told.py"), fit_json("untold.py", "--device", "cpu"))
     assert told["peak_bytes"] == asked["peak_bytes"] > fit_json("untold.py")["peak_bytes"]
-
-
-def test_nested_devices_take_back_and_restore_the_kernels() -> None:
-    def dropout_mask_bytes() -> int:
-        with AccessRecorder() as recorder:
-            F.dropout(torch.empty(1024), 0.5, training=True)
-        return int(recorder.trace().load().max())
-
-    init = torch.amp.autocast_mode.autocast.__init__
-    with FakeTensorMode():
-        plain = dropout_mask_bytes()
-        with emulate_device("cuda"):
-            cuda = dropout_mask_bytes()
-            with emulate_device("cpu"):
-                assert (dropout_mask_bytes(), emulated_device()) == (plain, "cpu")
-                with emulate_device("cuda"), emulate_device("cuda"):
-                    assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
-            assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
-        assert cuda < plain == dropout_mask_bytes()
-    assert emulated_device() is None
-    assert torch.amp.autocast_mode.autocast.__init__ is init

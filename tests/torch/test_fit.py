@@ -30,7 +30,6 @@ import mempool.torch
 from mempool.errors import UsageError
 from mempool.torch.estimate import Fit, Job, fit_job, run
 from mempool.torch.estimate.attribution import CATEGORIES, steps_of
-from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.largest_batch import largest
 from mempool.torch.estimate.options import OPTIONS
 from traces import EventType
@@ -181,8 +180,6 @@ def test_shortcuts_of_the_fake_mode_do_not_change_the_trace(
         trace = run(job_of(name, device="cuda"))
         return [trace.names, *(getattr(trace, c).tolist() for c in ("kind", "buffer", "size", "operation"))]
 
-    # PyTorch's own mode adds gradients out of place.
-    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
     ours = tried()
     module = sys.modules["mempool.torch.estimate.fake.fake_run"]
     monkeypatch.setattr(module, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))

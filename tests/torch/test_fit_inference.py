@@ -19,7 +19,7 @@ import mempool.torch
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.program.value_reads import FiniteNumbers, ValueReads
+from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
 from traces.trace import EventType
 
@@ -234,8 +234,9 @@ READS = {
     "shape": "if x.shape[0] > 3 and x.dim() == 1:\n    y = 1",
     "nan": "if torch.isnan(x).any():\n    raise ValueError",
     "infinity": "if not torch.isfinite(x).all():\n    raise ValueError",
-    "nan or infinity": "if (x.isnan() | x.isinf()).any() or torch.logical_not(x.isfinite()).any():\n"
+    "nan or infinity": "if x.isnan().any() or not x.isfinite().all() or not x.mean().isfinite():\n"
     "    raise ValueError",
+    "masks together": "if (x.isnan() | x.isinf()).any():  # condition\n    raise ValueError",
     "distribution": "torch.distributions.Normal(x, 1 + x.abs()).log_prob(x)",
 }
 HEAD = "import torch\nk, x = 0, torch.rand(4)\n"
@@ -246,7 +247,7 @@ def recorded() -> tuple[list[str], list[str]]:
     conditions: list[str] = []
     numbers: list[str] = []
     code = compile(keep_source("train.py"), "train.py", "exec")
-    with fake_execution(), ValueReads(conditions, numbers), FiniteNumbers():
+    with fake_execution(), ValueReads(conditions, numbers), finite_numbers():
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
     return conditions, numbers

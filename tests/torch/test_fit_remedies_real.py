@@ -13,7 +13,6 @@ import torch
 from fit_programs import PROGRAMS, Written, fit_of, job_of
 from torch import nn
 
-from mempool.torch.estimate.fake.mode import InPlaceAccumulation
 from mempool.torch.estimate.remedies.changes import Change, applied, changes_of, save_on_host
 
 if TYPE_CHECKING:
@@ -49,12 +48,6 @@ def written(code: str) -> Any:
         exec(code, known)
 
     return change
-
-
-@pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add gradients out of place, as in a recorded real run (docs/predicted.md)."""
-    monkeypatch.setattr(InPlaceAccumulation, "in_place", lambda *_: False)
 
 
 @pytest.mark.parametrize("program", SOME)

@@ -79,7 +79,7 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
             yield _fit_program(request)
         return
     scripts: dict[str, ModuleType] = {}
-    with _quiet(), fake_execution(request.job.get("device")):
+    with _quiet(), fake_execution():
         for image in request.images:
             for seq in request.seqs:
                 for batch in request.batches:

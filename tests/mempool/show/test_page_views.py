@@ -42,10 +42,6 @@ def found(page: Any) -> list[int]:
     return said
 
 
-def marked(page: Any, how: str) -> list[str]:
-    return [text.split("\t")[0].strip() for text in page.locator(f"#composition tr.{how}").all_inner_texts()]
-
-
 def test_every_owner_grouping_is_selectable(page: Any) -> None:
     kinds = ["category", "frame", "module", "operation", "stream", "size", "buffer"]
     assert page.locator("#by option").all_inner_texts() == kinds
@@ -78,51 +74,6 @@ def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
     page.focus("#figure")
     page.keyboard.press("Escape")
     assert (found(page), page.locator("#search").input_value()) == ([], "")
-
-
-def test_buffer_marks_its_row(page: Any) -> None:
-    page.select_option("#by", "operation")
-    page.mouse.move(*place(page, 4.5, 300 * KIB))
-    assert marked(page, "pointed") == ["three"]
-    page.mouse.click(*place(page, 4.5, 300 * KIB))
-    page.mouse.move(*place(page, 0.5, 50 * KIB))
-    assert (marked(page, "pointed"), marked(page, "chosen")) == (["one"], ["three"])
-    page.mouse.move(*place(page, 0.5, 600 * KIB))
-    assert marked(page, "pointed") == []
-
-
-def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
-    count = 150
-    trace = Trace.of(
-        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,
-        operation=np.arange(count), names=[f"op {k}" for k in range(count)],
-    )  # fmt: skip
-    page = visit(figure(trace).html())
-    assert (len(rows(page)), rows(page)[-1]) == (101, "and 50 more")
-    page.evaluate("mempoolShow.choose(3)")
-    assert (rows(page)[-1], marked(page, "chosen")) == ("op 3", ["op 3"])
-    page.focus("#figure")
-    page.keyboard.press("Escape")
-    assert len(rows(page)) == 101
-
-
-def test_colours_of_the_table_equal_the_picture(visit: Callable[..., Any]) -> None:
-    """The fourteen largest owners have a colour of their own, the largest first, the unknown is grey."""
-    count = 40
-    operation = np.append(np.arange(count - 1), -1)
-    trace = Trace.of(
-        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000, address=np.arange(count) * 10**6,
-        operation=operation, names=[f"op {k}" for k in range(count - 1)],
-    )  # fmt: skip
-    page = visit(figure(trace).html())
-    page.click("#addresses")
-    swatches = page.evaluate(
-        "[...document.querySelectorAll('#composition i')].map((one) => one.style.background)"
-    )
-    assert rows(page)[:3] == ["(unknown)", "op 38", "op 37"]
-    assert len({colour.replace(" ", "") for colour in swatches[:15]}) == 15
-    drawn = page.evaluate("Array.from(mempoolShow.colour, (one) => mempoolShow.palette.css[one & ~1])")
-    assert [colour.replace(" ", "") for colour in swatches] == drawn[::-1]
 
 
 @pytest.mark.parametrize("name", ["<b>", "a=b", " spaced ", "#1", "=4MiB", "x" * 1000])
@@ -158,14 +109,6 @@ def test_oldest_buffer_is_lowest_and_others_slide_down(stacked: Any) -> None:
     ]
 
 
-def test_outline_of_a_buffer_follows_the_buffers_below(stacked: Any) -> None:
-    stacked.mouse.click(*place(stacked, 4.5, 300 * KIB))
-    data = stacked.evaluate("mempoolShow.models.chosen.data")
-    assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
-    assert data["time"] == pytest.approx([3, 5, 5, 6, 6, 5, 5, 3], abs=0.02)
-    assert "#2" in stacked.locator("#chosen").inner_text()
-
-
 def test_grouped_owners_are_stacked_by_their_bytes(stacked: Any) -> None:
     """Buffer 2 is the largest at the peak, and therefore lowest."""
     stacked.focus("#figure")
@@ -174,11 +117,6 @@ def test_grouped_owners_are_stacked_by_their_bytes(stacked: Any) -> None:
     assert [under(stacked, 4.5, kib) for kib in (150, 500, 650)] == ["buffer #2", "buffer #1", "buffer #3"]
     stacked.keyboard.press("g")
     assert under(stacked, 4.5, 150) == "buffer #1"
-
-
-def test_found_buffers_are_lowest(stacked: Any) -> None:
-    stacked.fill("#search", "stream=7")
-    assert [under(stacked, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
 
 
 def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
@@ -239,15 +177,6 @@ def test_stays_absences_and_copies_are_drawn(swaps: Any) -> None:
     assert "copied to the host" in swaps.locator("#legend").inner_text()
 
 
-def test_load_before_and_after_swapping_is_drawn(swaps: Any) -> None:
-    assert max(swaps.evaluate("Array.from(mempoolShow.models.before.data.bytes)")) == 8 * MIB
-    assert max(swaps.evaluate("Array.from(mempoolShow.models.curve.data.bytes)")) == 4 * MIB
-    assert swaps.evaluate("mempoolShow.models.load.y_range.end") > 8 * MIB
-    facts = swaps.locator("#facts").inner_text()
-    for said in ("8 MiB without swaps", "planned for 4 MiB", "1 move of 4 MiB", "takes 0.0% longer"):
-        assert said in facts
-
-
 A, F, MARK, RESERVE, REFUSED = (
     EventType.ALLOC,
     EventType.FREE,
@@ -304,20 +233,6 @@ def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> N
     notes.locator("#refused button").click()
     assert notes.evaluate("mempoolShow.time") == 6
     assert window(notes)["left"] < 6 < window(notes)["right"]
-
-
-def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
-    trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
-    notes = visit(figure(trace).html())
-    assert notes.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
-    assert notes.evaluate("mempoolShow.models.addresses.y_range.end") < 3 * MIB
-
-
-def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
-    for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
-        trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
-        notes = visit(figure(trace).html())
-        assert notes.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
 
 
 def test_ranges_and_marks_are_a_strip(notes: Any) -> None:
@@ -399,14 +314,6 @@ def test_page_address_restores_the_whole_view_state(linked: Any) -> None:
     assert (now[0], now[2]) == (before[0], before[2])
     assert now[1] == pytest.approx(before[1])
     assert linked.locator("#composition tr.chosen").count() == 1
-
-
-def test_changed_page_address_changes_the_view(linked: Any) -> None:
-    linked.evaluate("location.hash = 'picture=stacked&owner=operation&time=1'")
-    linked.wait_for_function("mempoolShow.picture === 'stacked'")
-    assert linked.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
-    linked.evaluate("location.hash = ''")
-    linked.wait_for_function("mempoolShow.picture === 'addresses'")
 
 
 @pytest.mark.parametrize(

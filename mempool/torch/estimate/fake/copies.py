@@ -7,7 +7,6 @@ write unmarks.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +21,7 @@ from mempool.errors import UsageError
 from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -95,7 +94,7 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
     made = whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    if real_ones(tensor):
+    if holds_ones(tensor) or (not isinstance(tensor, FakeTensor) and real_ones(tensor)):
         mark(made)
     return made.requires_grad_(tensor.requires_grad)
 
@@ -117,8 +116,7 @@ def fake_model(
     Raises:
         UsageError: the result is no module, or cannot be copied.
     """
-    with _copies():
-        model = make()
+    model = make()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     model = unwrapped(model)
@@ -137,26 +135,6 @@ def fake_model(
             if child is not None:
                 module._modules[name] = unwrapped(child)
     return model if dtype is None else model.to(dtype)
-
-
-@contextlib.contextmanager
-def _copies() -> Iterator[None]:
-    """Make fake tensors copyable, for which PyTorch otherwise reads their address."""
-
-    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if type(tensor) is not FakeTensor:
-            return torch.Tensor.__deepcopy__(tensor, memo)
-        if id(tensor) not in memo:
-            memo[id(tensor)] = fake_of(tensor, {}, again=True)
-        copy_: torch.Tensor = memo[id(tensor)]
-        return copy_
-
-    before = FakeTensor.__deepcopy__
-    FakeTensor.__deepcopy__ = copied
-    try:
-        yield
-    finally:
-        FakeTensor.__deepcopy__ = before
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -38,7 +38,7 @@ from mempool.torch.estimate.fake.fake_run import host_counts
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.places import DeviceNames, Places
 from mempool.torch.estimate.program.run import Request, Result
-from mempool.torch.estimate.program.value_reads import FiniteNumbers, ValueReads
+from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from mempool.torch.estimate.sources.scripts import keep_source
 from traces.formats.parquet import write_trace
 from traces.trace import COLUMNS
@@ -88,7 +88,7 @@ class _Program:
         request = self.request
         emulation = emulate_device(request.device, capability=request.capability)
         names = [accept_cuda_names()] if self._places is None else [self._places, DeviceNames(self._places)]
-        reads = ValueReads(self.result.decisions, self.result.numbers), FiniteNumbers()
+        reads = ValueReads(self.result.decisions, self.result.numbers), finite_numbers()
         return [ValuelessMode(), emulation, self._recorder, *names, *reads, _Checking(self._ending)]
 
     def _install(self) -> None:
