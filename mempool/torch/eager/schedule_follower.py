@@ -151,6 +151,7 @@ class ScheduleFollower:
                 _core.torch_misses_function(),
                 _core.torch_room_function(),
                 self._client.handle,
+                self._headroom.misses_before,
                 self._headroom.is_checked,
                 self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
                 self._storages.foreign_bytes,
