@@ -32,9 +32,8 @@ _OPTIMIZERS = (
 )
 _LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
 _TASKS = (
-    "causal-lm", "masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification",
-    "sequence-classification", "token-classification", "question-answering", "audio-classification",
-    "ctc", "base",
+    "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
+    "token-classification", "base",
 )  # fmt: skip
 _MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
@@ -57,7 +56,7 @@ def complete_targets(incomplete: str) -> list[str]:
     """Return scripts and models of transformers with a prefix."""
     from mempool.torch.model_presets import SHAPES
 
-    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
+    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
     return scripts + _completion([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
 
@@ -68,7 +67,7 @@ def fit(
         typer.Argument(
             metavar="MODEL",
             autocompletion=complete_targets,
-            help="package.module:function, script.py, script.py:name, or transformers:NAME.",
+            help="package.module:name, script.py:name, transformers:NAME, or with --main script.py.",
         ),
     ],
     arguments: Annotated[

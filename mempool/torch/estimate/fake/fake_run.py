@@ -20,7 +20,6 @@ from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.inputs import positions_warning
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
 from traces.trace import COLUMNS
 
@@ -76,7 +75,7 @@ def run(
         made = _ModelAndOptimizers.of(job, warn)
         running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, made.model, recorder, warn)
+            inputs = _inputs(job, recorder)
             begin = _train if job.mode == "train" else _infer
             take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
@@ -90,15 +89,11 @@ def run(
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
-def _inputs(
-    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
-) -> Iterator[tuple[Any, ...]]:
+def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
     """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
-        if text := positions_warning(model, *batch[:2]):
-            warn(text)
         yield batch
 
 
