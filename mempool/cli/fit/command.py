@@ -192,7 +192,7 @@ def fit(
         mempool fit train.py:Net --inputs 'float32[B,3,224,224]' --batch 64
         mempool fit train.py --main --limit 24GiB -- --epochs 1
         mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
-        mempool fit train.py --trace step.trace && mempool show step.trace
+        mempool fit train.py:make --trace step.trace && mempool show step.trace
     """
     from mempool.cli.fit.arguments import parse_request
 

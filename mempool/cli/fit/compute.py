@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 WITHOUT_CUDA = (
-    "this PyTorch has no CUDA: the program ran on tensors without memory; with a CUDA build, "
-    "`mempool rehearse {}` runs it itself"
+    "this PyTorch has no CUDA: the program ran on tensors without memory, and those of the host, such as a "
+    "data set, count, too; with a CUDA build, `mempool rehearse {}` runs it itself"
 )
 _DOUBT = (
     "the batch is taken to be the first dimension, though {}: name a function that takes batch; no largest "

@@ -22,7 +22,7 @@ class EstimateOptions:
         remedy_seconds: processor seconds after which no further run of a changed job begins.
         program_steps: optimizer steps of a program that is run: the first makes the optimizer's state, and
             the third begins with all that outlives a step.
-        program_seconds: seconds without an optimizer step after which a program is ended.
+        program_seconds: seconds without an optimizer step after which a program is refused.
         dominant: share of the peak above which parameters and what belongs to them dominate.
         known_elements: elements of the largest random order or list of indices that has values in a program.
         message_lines: largest number of lines of a program named in a message.

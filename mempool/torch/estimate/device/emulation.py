@@ -181,8 +181,8 @@ class _CudaNames(TorchFunctionMode):
             kwargs = kwargs or {}
             if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
-                    return backward(*args, **kwargs)
-            if func is Tensor.cuda and isinstance(args[0], FakeTensor):
+                    return _backward(*args, **kwargs)
+            if func in (Tensor.cuda, Tensor.pin_memory) and isinstance(args[0], FakeTensor):
                 return args[0]
             if func is Tensor.to:
                 args = (args[0], *(_cpu_for_cuda(a) for a in args[1:]))
@@ -193,10 +193,10 @@ class _CudaNames(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
+_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.pin_memory, Tensor.to))
 
 
-def backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
     """Run a backward as ``Tensor.backward`` does, outside of function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
 

@@ -27,7 +27,7 @@ READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
 #: Category of the optimizer's tensors on the host; removed from the returned trace.
-_HOST = "host"
+HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,10 +81,10 @@ def run(
             for _ in range(steps):
                 next(take)
                 for optimizer in made.optimizers if job.device == "cuda" else ():
-                    recorder.own(_HOST, host_counts(optimizer))
+                    recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
             del take
-    trace = _without_host(recorder.trace())
+    trace = without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
@@ -150,12 +150,12 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     ]
 
 
-def _without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers on the host."""
-    if _HOST not in trace.names:
+def without_host(trace: Trace) -> Trace:
+    """Return the trace without buffers that the recorder was told to be on the host."""
+    if HOST not in trace.names:
         return trace
     on_host = np.zeros(len(trace), np.bool_)
-    on_host[trace.category == trace.names.index(_HOST)] = True
+    on_host[trace.category == trace.names.index(HOST)] = True
     keep = ~(on_host[trace.births] & trace.of_buffers)
     return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
