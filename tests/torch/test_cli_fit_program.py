@@ -324,7 +324,7 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[Request] = []
     monkeypatch.setattr(program, "has_cuda_build", lambda: True)
     monkeypatch.setattr(program, "rehearse_request", lambda request, *_, **__: seen.append(request))
-    asked = ("--limit", "8GiB", "-a", "pytorch_expandable", "-a", "planned", "--processes", "2")
+    asked = ("--limit", "8GiB", "-a", "pytorch_expandable", "-a", "planned")
     assert call(["fit", "train.py", "--main", *asked, "--", "--bs", "4"]) == 0
     [request] = seen
     assert request.program == ("train.py", "--bs", "4")

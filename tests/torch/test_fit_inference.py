@@ -15,7 +15,6 @@ import sys
 import torch
 from torch import nn
 
-import mempool.torch
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.fake.copies import holds_ones, to_fake
 from mempool.torch.estimate.fake.mode import fake_mode
@@ -151,30 +150,6 @@ def test_real_mask_is_known_to_be_full_unless_padded() -> None:
         view.zero_()
         assert not holds_ones(full)
         assert not holds_ones(view)
-
-
-@pytest.mark.parametrize(
-    ("changes", "warns"),
-    [
-        ({"max_position_embeddings": TOKENS}, False),
-        ({"max_position_embeddings": TOKENS - 1}, True),
-        (
-            {
-                "max_position_embeddings": TOKENS // 2,
-                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-            },
-            False,
-        ),
-    ],
-)
-def test_sequences_beyond_the_positions_bring_a_warning(changes: dict[str, Any], *, warns: bool) -> None:
-    def warned(found: Any) -> bool:
-        return any("512 tokens are longer than the" in text for text in found.warnings)
-
-    model = llama(**changes)
-    assert warned(fit_job(job(model=lambda: model))) is warns
-    asked = torch.zeros(1, TOKENS, dtype=torch.int64)
-    assert warned(mempool.torch.fit(model, asked, mode="inference")) is warns
 
 
 SCRIPT = """

@@ -90,7 +90,7 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq", "image")
     }
     limit_bytes, card, notes = _limit(options["limit"], options["card"])
-    for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
+    for name, names in (("mode", ("train", "inference")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
     if (options["main"] and (target.kind != "script" or target.name)) or (
@@ -112,11 +112,7 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
-        job={
-            k: options[k]
-            for k in ("mode", "device", "checkpoint", "accumulate", "processes")
-            if options[k] is not None
-        },
+        job={k: options[k] for k in ("mode", "device", "checkpoint", "accumulate") if options[k] is not None},
         dtype=parsed("--dtype", model_spec.parse_type, options["dtype"]),
         autocast=parsed("--autocast", model_spec.parse_type, options["autocast"]),
         optimizer=parsed("--optimizer", model_spec.parse_name, options["optimizer"]),

@@ -29,18 +29,13 @@ _OPTIMIZERS = (
     "nadam",
     "radam",
     "adamw8bit",
-    "pagedadamw8bit",
 )
 _LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
 _TASKS = (
-    "causal-lm", "masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification",
-    "sequence-classification", "token-classification", "question-answering", "audio-classification",
-    "ctc", "base",
+    "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
+    "token-classification", "base",
 )  # fmt: skip
-_MARGINS = (
-    *("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting"),
-    *("nccl", "ddp_buckets", "other_models"),
-)
+_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
 
 def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -61,7 +56,7 @@ def complete_targets(incomplete: str) -> list[str]:
     """Return scripts and models of transformers with a prefix."""
     from mempool.torch.model_presets import SHAPES
 
-    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
+    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
     return scripts + _completion([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
 
@@ -72,7 +67,7 @@ def fit(
         typer.Argument(
             metavar="MODEL",
             autocompletion=complete_targets,
-            help="package.module:function, script.py, script.py:name, or transformers:NAME.",
+            help="package.module:name, script.py:name, transformers:NAME, or with --main script.py.",
         ),
     ],
     arguments: Annotated[
@@ -107,8 +102,8 @@ def fit(
     mode: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_completion(("train", "inference", "eval")),
-            help="train, the default; inference: without gradients; eval: that within a training.",
+            autocompletion=_completion(("train", "inference")),
+            help="train, the default, or inference: without gradients.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -169,12 +164,6 @@ def fit(
             metavar="NAME=SIZE",
             autocompletion=_completion([f"{name}=" for name in _MARGINS]),
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="So many train together (DistributedDataParallel), a GPU each."
         ),
     ] = None,
     remedies_seconds: Annotated[

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
@@ -21,7 +20,6 @@ from mempool.torch.estimate import Job
 from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, check_allocators, estimate, judge
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.inputs import batch_dimension_note, fixed_size_note, sequence_first
 from mempool.torch.estimate.margins import margins, parse_margins
 from mempool.torch.estimate.program import run_program
 from mempool.torch.estimate.remedies.advise import advise
@@ -45,7 +43,10 @@ WITHOUT_CUDA = (
     "this PyTorch has no CUDA: the program ran on tensors without memory; with a CUDA build, "
     "`mempool rehearse {}` runs it itself"
 )
-_SAY = "name a function that takes batch, if it is another"
+_DOUBT = (
+    "the batch is taken to be the first dimension, though {}: name a function that takes batch; no largest "
+    "batch is searched"
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,6 @@ def _fit_program(request: FitRequest) -> SizeResult:
         done.trace,
         device,
         capability=capability,
-        processes=request.job.get("processes", 1),
         margin=parse_margins(list(request.margins)),
     )
     fitted = judge(
@@ -139,11 +139,12 @@ def _fit_size(
     job = _job(request, target, batch)
     title = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
     options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
-    check = _BatchDimensionCheck(request, target, job.batch)
+    search = request.limit_bytes is not None and request.largest is not False
+    doubted = target.doubt is not None and (search or job.batch != target.batch)
     fitted = estimate(
-        job.replace(model=check.watching(job.model)),
+        job,
         request.limit_bytes,
-        largest=False if check.fixed_size_note else request.largest,
+        largest=search and not doubted,
         progress=lambda now: progress(f"{title}: {now}"),
         **options,
     )
@@ -157,7 +158,8 @@ def _fit_size(
         fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
-    fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *check.notes()])
+    doubts = [_DOUBT.format(target.doubt)] if doubted else []
+    fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *doubts])
     return SizeResult(fitted, target.title, _description(job, target, image), target.seq, image)
 
 
@@ -172,37 +174,6 @@ def _description(job: Job, target: Target, image: int | None) -> str:
     if job.checkpoint:
         parts.append("activation checkpointing")
     return ", ".join([*parts, f"on {job.device}"])
-
-
-class _BatchDimensionCheck:
-    """Check that dimension 0 of a target's own inputs is the batch, needed for other batch sizes."""
-
-    def __init__(self, request: FitRequest, target: Target, batch: int) -> None:
-        search = request.limit_bytes is not None and request.largest is not False
-        self._modules: list[str] = []
-        self._batch, self._examples = target.batch or 0, None
-        if target.batch and (search or batch != target.batch):
-            self._examples = target.examples
-        searched = search and self._examples is not None
-        self.fixed_size_note = fixed_size_note(self._examples, self._batch, 0) if searched else None
-
-    def watching(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        """Wrap the model's factory so that the model is inspected when made."""
-
-        def made() -> nn.Module:
-            model = make()
-            if isinstance(model, nn.Module) and not self._modules:
-                self._modules += sequence_first(model)
-            return model
-
-        return made
-
-    def notes(self) -> list[str]:
-        """Return the lines for the user; call this after the model was made."""
-        if self._examples is None:
-            return []
-        line = batch_dimension_note(self._modules, self._examples, self._batch, 0, _SAY)
-        return [text for text in (self.fixed_size_note, line) if text]
 
 
 def _timed(job: Job) -> Trace:

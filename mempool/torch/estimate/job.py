@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: Kinds of steps, the values of `Job.mode`.
-MODES = ("train", "inference", "eval")
+MODES = ("train", "inference")
 DEVICES = ("cuda", "cpu")
 
 
@@ -34,8 +34,7 @@ class Job:
             as ``mempool fit --loss`` accepts. None: the output's own ``loss`` if present, else the sum of the
             output's floating-point tensors.
         labels: second argument of the loss, for a batch size; None for no second argument.
-        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
-            "eval": the same in a process that trains, so that the optimizer's state is alive.
+        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients.
         device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
         dtype: of the floating-point parameters, or a name; None: as made.
@@ -48,12 +47,10 @@ class Job:
             output, which with a key-value cache may be most of the memory.
         card: name of a GPU in `mempool.hardware.gpu_throughput`, whose rates determine times; None: the
             default.
-        processes: number of processes that train together with DistributedDataParallel, one GPU each: a
-            margin.
         margin: bytes by name in `margins.PARTS` that replace the estimates.
 
     Raises:
-        UsageError: mode or device is unknown, or batch or processes is below one.
+        UsageError: mode or device is unknown, or batch is below one.
     """
 
     model: Callable[[], nn.Module]
@@ -71,7 +68,6 @@ class Job:
     accumulate: int = 1
     hold_output: bool | None = None
     card: str | None = None
-    processes: int = 1
     margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,8 +78,6 @@ class Job:
             raise UsageError(f"no device {self.device!r}; there are {', '.join(DEVICES)}")
         if self.batch < 1 or self.accumulate < 1:
             raise UsageError(f"batch is {self.batch}, accumulate {self.accumulate}: neither can be below one")
-        if self.processes < 1:
-            raise UsageError(f"processes is {self.processes}: it cannot be below one")
         if self.optimizer is None and self.mode != "inference":
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
 

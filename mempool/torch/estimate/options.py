@@ -27,7 +27,6 @@ class EstimateOptions:
         known_elements: elements of the largest random order or list of indices that has values in a program.
         message_lines: largest number of lines of a program named in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
-        sound_samples: samples of sound if no length was requested: ten seconds at 16 kHz.
     """
 
     cache_objects: int = 10_000
@@ -45,7 +44,6 @@ class EstimateOptions:
     program_seconds: float = 60.0
     message_lines: int = 3
     tokens: int = 1024
-    sound_samples: int = 160_000
 
 
 #: Options in use.

@@ -20,17 +20,11 @@ from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.inputs import positions_warning
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
-from mempool.units import binary
 from traces.trace import COLUMNS
 
 READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
-)
-PAGED = (
-    "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
-    "each step is slower by the copies then"
 )
 #: Category of the optimizer's tensors on the host; removed from the returned trace.
 _HOST = "host"
@@ -81,30 +75,25 @@ def run(
         made = _ModelAndOptimizers.of(job, warn)
         running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, made.model, recorder, warn)
+            inputs = _inputs(job, recorder)
             begin = _train if job.mode == "train" else _infer
             take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
                 next(take)
-                recorder.own(_HOST, _host_tensors(job, made))
+                for optimizer in made.optimizers if job.device == "cuda" else ():
+                    recorder.own(_HOST, host_counts(optimizer))
                 recorder.step()
-            if paged := _paged(job, made):
-                warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
             del take
     trace = _without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
-def _inputs(
-    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
-) -> Iterator[tuple[Any, ...]]:
+def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
     """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
     while True:
         batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
-        if text := positions_warning(model, *batch[:2]):
-            warn(text)
         yield batch
 
 
@@ -127,10 +116,7 @@ class _ModelAndOptimizers:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
-        optimizer = job.optimizer(trained)
-        if job.mode == "eval":
-            _make_state(optimizer)
-        return cls(model, [optimizer])
+        return cls(model, [job.optimizer(trained)])
 
 
 @contextlib.contextmanager
@@ -153,21 +139,6 @@ def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> 
             hook.remove()
 
 
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer's state as a first step of training does."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def _host_tensors(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
-    """Return step counts of optimizers, and paged state."""
-    counts = [host_counts(optimizer) for optimizer in made.optimizers if job.device == "cuda"]
-    return sum(counts, _paged(job, made))
-
-
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return an optimizer's step counts, which are on the host unless it is fused or capturable."""
     return [
@@ -177,13 +148,6 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for parameter in group["params"]
         if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
     ]
-
-
-def _paged(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
-    """Return optimizer state in unified memory, which moves to the host if the GPU is full."""
-    states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
-    held = [value for state in states if isinstance(state, dict) for value in state.values()]
-    return [value for value in held if getattr(value, "of_host", False)]
 
 
 def _without_host(trace: Trace) -> Trace:

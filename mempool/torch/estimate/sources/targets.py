@@ -50,8 +50,7 @@ class Target:
         uses: the sizes among "seq" and "image" on which the inputs depend.
         attributes: of a `Job`, as the target itself decides: optimizer, loss, labels, autocast, ...
         notes: assumptions.
-        examples: the model's own inputs, of which the first dimension is taken for the batch; None if a
-            function makes inputs for any batch.
+        doubt: why inputs for other batches may be wrong; None if they are right.
     """
 
     title: str
@@ -62,7 +61,7 @@ class Target:
     uses: frozenset[str] = frozenset()
     attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    examples: Any = None
+    doubt: str | None = None
 
 
 def model_copies(model: nn.Module) -> Callable[[], nn.Module]:

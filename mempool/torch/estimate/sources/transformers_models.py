@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.inputs import most_positions
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
 
@@ -26,20 +25,14 @@ if TYPE_CHECKING:
 
 #: Classes that choose the model, by task; a family without a given task gets the first supported task.
 TASKS = {
-    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "masked-lm": "AutoModelForMaskedLM",
     "causal-lm": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
-    "ctc": "AutoModelForCTC",
     "base": "AutoModel",
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "audio-classification": "AutoModelForAudioClassification",
 }
-#: Families for which their own class is the better choice, since they hold several models.
-_BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
 @dataclass(frozen=True)
@@ -209,26 +202,44 @@ def task_of(kind: Any) -> str:
 
 
 def _usual(transformers: Any, config: Any) -> str:
-    if config.model_type in _BASE:
-        return "base"
     for task, auto in TASKS.items():
         if type(config) in getattr(transformers, auto)._model_mapping:
             return task
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
+_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
+#: Types of rotary positions that a factor stretches, without a count of the original positions.
+_STRETCHED = ("linear", "dynamic")
+
+
+def _most_positions(config: Any) -> int | None:
+    """Return the largest number of tokens that a configuration has positions for; None: not known."""
+    text = config.get_text_config()
+    found = next((n for name in _FIELDS if isinstance(n := getattr(text, name, None), int) and n > 0), None)
+    if found is not None and getattr(text, "pad_token_id", None) == 1 and "oberta" in type(text).__name__:
+        return found - 2  # positions begin after the padding's
+    return None if found is None else int(found * _stretch(text))
+
+
+def _stretch(text: Any) -> float:
+    """Return the factor by which rotary positions extend the configuration's count."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHED:
+        return 1
+    factor = rope.get("factor")
+    return factor if isinstance(factor, (int, float)) and factor > 1 else 1
+
+
 def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
-    """Return the length of the sequences, in tokens or sound samples; None for a model of images.
+    """Return the length of the sequences in tokens; None for a model of images.
 
     Raises:
         UsageError: the length exceeds the model's positions.
     """
-    main = model.kind.main_input_name
-    if main == "pixel_values" and "input_ids" not in model.takes:
+    if model.kind.main_input_name == "pixel_values" and "input_ids" not in model.takes:
         return None
-    if main == "input_values":
-        return requested or OPTIONS.sound_samples
-    most = most_positions(model.config)
+    most = _most_positions(model.config)
     if requested is None:
         return min(most or OPTIONS.tokens, OPTIONS.tokens)
     if most is not None and requested > most and not _unbounded(model):
@@ -259,10 +270,6 @@ def model_inputs(
     """
     main, takes = model.kind.main_input_name, model.takes
     given = {}
-    if main == "input_features":
-        given["input_features"] = torch.zeros(batch, *_features(model))
-    elif main == "input_values":
-        given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
         given["pixel_values"] = torch.zeros(batch, *_image(model, image))
     if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
@@ -279,14 +286,9 @@ def _tokens(batch: int, seq: int | None) -> torch.Tensor:
 
 
 def _labels(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
-    if "return_loss" in model.takes and "labels" not in model.takes:
-        return {"return_loss": True}
-    if model.task == "question-answering":
-        ends = {key: torch.zeros(batch, dtype=torch.int64) for key in ("start_positions", "end_positions")}
-        return {key: ends[key] for key in ends if key in model.takes}
     if "labels" not in model.takes:
         return _decoder(model, batch, seq)
-    whole = model.task in ("sequence-classification", "image-classification", "audio-classification")
+    whole = model.task in ("sequence-classification", "image-classification")
     return {"labels": torch.zeros(batch, dtype=torch.int64) if whole else _tokens(batch, seq)}
 
 
@@ -294,14 +296,6 @@ def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str,
     """Return the decoder's tokens, which a decoder needs without labels."""
     needs = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in model.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
-
-
-def _features(model: TransformersModel) -> tuple[int, int]:
-    mels = getattr(model.config, "num_mel_bins", None)
-    frames = getattr(model.config, "max_source_positions", None)
-    if not isinstance(mels, int) or not isinstance(frames, int):
-        raise UsageError(f"{model.kind.__name__} takes features whose shape is not known: give --inputs")
-    return mels, 2 * frames
 
 
 def _image(model: TransformersModel, image: int | None) -> tuple[int, int, int]:
