@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
-    from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.sources.targets import Target
     from traces import Trace
 
@@ -202,23 +200,7 @@ def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
         attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
     if batch is not None:
         attributes["batch"] = batch
-    inputs = target.inputs
-    if attributes.get("dtype") is not None and attributes.get("autocast") is None:
-        inputs = _converted(inputs, attributes["dtype"])
-    return Job(model=target.model, inputs=inputs, **attributes)
-
-
-def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
-    """Convert floating-point inputs to the type of the parameters, as the model requires."""
-
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def made(batch: int) -> Arguments:
-        found: Arguments = pytree.tree_map_only(torch.Tensor, convert, inputs(batch))
-        return found
-
-    return made
+    return Job(model=target.model, inputs=target.inputs, **attributes)
 
 
 @contextlib.contextmanager
