@@ -49,7 +49,7 @@ def run(
 ) -> Trace:
     """Run some steps of a job without a GPU and without memory.
 
-    Random states, defaults, modes and settings of the process are restored afterwards, and ``functools``
+    Random states, defaults and modes of the process are restored afterwards, and ``functools``
     caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
     as a list filled by hooks or a dictionary of masks in a module.
 
@@ -69,11 +69,11 @@ def run(
     with (
         isolated(),
         fake_mode() as mode,
-        emulate_device(job.device, capability=job.capability),
+        emulate_device(job.device, capability=job.capability, warn=warn),
         _optimizers_reading(mode, warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _ModelAndOptimizers.of(job, warn)
+        made = _ModelAndOptimizers.of(job)
         running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, recorder)
@@ -114,8 +114,8 @@ class _ModelAndOptimizers:
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job, warn: Callable[[str], object]) -> _ModelAndOptimizers:
-        model = fake_model(job.model, job.dtype, warn)
+    def of(cls, job: Job) -> _ModelAndOptimizers:
+        model = fake_model(job.model, job.dtype)
         model.train(job.mode == "train")
         if job.checkpoint:
             # On CUDA the state of random numbers is kept on the host.

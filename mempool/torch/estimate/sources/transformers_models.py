@@ -274,8 +274,6 @@ def model_inputs(
         given["pixel_values"] = torch.zeros(batch, *_image(model, image))
     if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
-        if "attention_mask" in takes:
-            given["attention_mask"] = torch.ones(batch, seq or 1, dtype=torch.int64)
     if main not in given:
         raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
     return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
