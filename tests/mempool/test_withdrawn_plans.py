@@ -62,12 +62,6 @@ def test_plan_with_many_hits_stays(pool: Pool, caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
-def test_young_plan_is_not_judged(pool: Pool) -> None:
-    planned(pool)
-    mixed(pool, 0.0, _core.LEARNING_ITERATIONS - 8)
-    assert pool.state == "replaying"
-
-
 def test_withdrawn_plan_is_made_again_after_a_pause(pool: Pool) -> None:
     planned(pool)
     mixed(pool, 0.0, 30)

@@ -335,31 +335,6 @@ def test_never_is_never() -> None:
     assert solve_streams(triangle(), wait_bytes=NEVER, stop=FEW).arena_bytes == 3 << 20
 
 
-@pytest.mark.parametrize("streams", [2, 8, 40])
-def test_number_of_solves_is_bounded_for_any_number_of_streams(
-    streams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-
-    def counted(*args: Any, **how: Any) -> Plan:
-        made.append(args)
-        return solve(*args, **how)
-
-    monkeypatch.setattr("solvers.packing.streams.solve", counted)
-    rng = np.random.default_rng(streams)
-    start = np.arange(400)
-    buffers = Buffers.of(
-        start,
-        start + rng.integers(1, 40, 400),
-        rng.integers(1, 1000, 400) * 512,
-        stream=rng.integers(0, streams, 400),
-        period=400,
-    )
-    plan = solve_streams(buffers, wait_bytes=64, stop=Stop(nodes=1000), solver="first_fit")
-    check(plan, buffers)
-    assert len(made) <= OPTIONS.stream_plans
-
-
 @pytest.mark.parametrize("way", ["interrupt", "Ctrl-C"])
 def test_interruption_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []

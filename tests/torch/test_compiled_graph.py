@@ -223,18 +223,6 @@ def test_recompilation_reuses_measured_costs(monkeypatch: pytest.MonkeyPatch) ->
     compile_once()
 
 
-def test_each_distinct_call_is_measured_once() -> None:
-    clock = MeasuredCosts(runs=1)
-    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)], nn.Embedding(4, 4))
-    model.forward = lambda x: model[-1](model[:4](x).long().clamp(0, 3)).sum() + model[:4](x).sum()
-    graph = captured(model, torch.randn(8, 16), seconds=clock).graph
-    products = named(graph, "addmm")
-    assert len(products) == 8
-    assert len({graph.seconds[i] for i in products}) == 1
-    assert (graph.seconds[products] > 0).all()
-    assert len(clock.known) < len(graph)
-
-
 LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 
 

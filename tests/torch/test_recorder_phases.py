@@ -213,22 +213,6 @@ def test_exception_ends_the_step() -> None:
     assert marks(recorder.trace()) == [F, B, OPT, F, B, OPT, S, F, B, OPT, S]
 
 
-def test_bounds_of_modules_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mempool.recording.torch import context
-
-    modules = []
-    for most in (context.MOST_BOUNDS, 20):
-        monkeypatch.setattr(context, "MOST_BOUNDS", most)
-        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
-        with AccessRecorder([model]) as recorder:
-            for _ in range(10):
-                model(x()).sum().backward()
-        assert len(recorder._context._bounds) <= most
-        trace = recorder.trace()
-        modules.append([trace.names[i] if i >= 0 else "" for i in trace.module.tolist()])
-    assert modules[0] == modules[1]
-
-
 @pytest.fixture
 def pool() -> Iterator[mempool.torch.TensorPool]:
     with mempool.torch.install(device="cpu", background=False) as made:
