@@ -11,7 +11,6 @@ class EstimateOptions:
 
     Attributes:
         cache_objects: largest number of objects searched for fake tensors in one functools cache.
-        mask_elements: elements of the largest real tensor that is read to know whether all values are one.
         output_objects: largest number of objects of an output that are searched for a key-value cache.
         output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
             output decides nothing.
@@ -30,7 +29,6 @@ class EstimateOptions:
     """
 
     cache_objects: int = 10_000
-    mask_elements: int = 1 << 24
     output_objects: int = 100_000
     output_share: float = 0.01
     batch_tries: int = 64

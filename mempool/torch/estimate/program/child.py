@@ -78,7 +78,7 @@ class _Program:
 
     def _modes(self) -> list[Any]:
         request = self.request
-        emulation = emulate_device(request.device, capability=request.capability)
+        emulation = emulate_device(request.device, capability=request.capability, warn=self._note)
         reads = ValueReads(self.result.decisions, self.result.numbers), finite_numbers()
         return [ValuelessMode(), emulation, self._recorder, accept_cuda_names(), *reads]
 
@@ -187,20 +187,19 @@ class _Program:
 
     # --- replacements of functions
 
+    def _note(self, text: str) -> None:
+        if text not in self.result.notes:
+            self.result.notes.append(text)
+
     def _skip_save(self, _: Any, path: Any = "", *__: Any, **___: Any) -> None:
-        note = (
-            f"torch.save({os.fspath(path)!r}) was passed over" if isinstance(path, (str, os.PathLike)) else ""
-        )
-        if note and note not in self.result.notes:
-            self.result.notes.append(note)
+        if isinstance(path, (str, os.PathLike)):
+            self._note(f"torch.save({os.fspath(path)!r}) was passed over")
 
     def _eager(self, name: str) -> Any:
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
             line = own_line(sys._getframe(1), sys._getframe(1).f_lineno)
             if line or isinstance(model, nn.Module):
-                note = f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}"
-                if note not in self.result.notes:
-                    self.result.notes.append(note)
+                self._note(f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_
