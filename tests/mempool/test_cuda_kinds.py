@@ -375,20 +375,6 @@ def test_page_remains_mapped_after_a_failed_unmap(fake: FakeCuda) -> None:
     fake.reset()
 
 
-@pytest.mark.parametrize("kind", ["plain", "managed", "growing"])
-@pytest.mark.parametrize("by", ["limit", "card"])
-def test_remainder_smaller_than_a_segment_is_used(fake: FakeCuda, kind: str, by: str) -> None:
-    if by == "card" and kind != "managed":
-        fake.set_capacity(42 * MIB)
-    limit = {"max_reserved": 42 * MIB} if by == "limit" else {}
-    client = _core.Client(_core.Pool(device=fake.device(memory=kind), **limit), "test")
-    live = [client.allocate(12 * MIB), client.allocate(18 * MIB)]
-    live += [client.allocate(MIB) for _ in range(4)]
-    assert 0 not in live
-    for address in live:
-        assert client.free(address)
-
-
 # --- waiting lets Python run
 
 
