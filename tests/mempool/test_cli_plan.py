@@ -41,13 +41,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def hard() -> Buffers:
-    """No order finds the bound at once."""
-    rng = np.random.default_rng(5)
-    start = rng.integers(0, 60, 120)
-    return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
-
-
 def test_trace_is_planned_checked_and_shown(folder: Path, cli: Cli) -> None:
     """The plan of the steady iteration passes the independent check and agrees with the file."""
     planned = cli.answer("plan t.trace -o p.plan")

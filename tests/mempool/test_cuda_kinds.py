@@ -324,29 +324,6 @@ def test_plan_prefetches_managed_memory_before_page_faults(fake: FakeCuda) -> No
     assert fake.calls("cuStreamCreate") == 1
 
 
-def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:
-    """Skipped slots, stray sizes and another plan cost a few calls, not a call for each slot each time."""
-    fake.set_capacity(16 * MIB)
-    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
-    sizes = [MIB + 512 * k for k in range(24)]
-    rng = random.Random(3)
-    for plan in range(3):
-        installed(client, sizes, [2 * MIB * ((k + plan) % 24) for k in range(24)])
-        for _ in range(20):
-            before = fake.calls("cuMemPrefetchAsync")
-            live = []
-            for size in sizes:
-                if rng.random() < 0.05:
-                    continue
-                live.append(client.allocate(size))
-                if rng.random() < 0.05:
-                    live.append(client.allocate(777_777))
-            for address in live:
-                assert client.free(address)
-            client.mark(_core.Mark.STEP)
-            assert fake.calls("cuMemPrefetchAsync") - before <= 3 * len(sizes)
-
-
 # --- the setting
 
 

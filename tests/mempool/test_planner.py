@@ -181,7 +181,3 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
     assert "are in use beside the plan" in pool.explain()
     for address in kept:
         memory.free(address)
-
-
-#: Of more allocations than the recording holds three times.
-LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
