@@ -30,6 +30,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+from workloads import Layer
+
 STEPS = 60
 
 
@@ -66,30 +69,11 @@ class Laps:
         }
 
 
-class Block(nn.Module):
-    """A transformer block as in nanoGPT."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.attn(self.ln_1(x)).split(width, 2)
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).contiguous().view(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
-
-
 class GPT(nn.Module):
     def __init__(self, vocabulary: int, block: int, width: int, layers: int) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(block, width)
-        self.h = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.h = nn.ModuleList(Layer(width, 4) for _ in range(layers))
         self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[Any, Any]:

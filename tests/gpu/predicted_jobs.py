@@ -63,7 +63,7 @@ def _family(name: str, batch: int, seq: int | None, settings: dict[str, Any], **
     import transformers  # noqa: F401 - without which the job is left out
 
     found = transformers_model(name, settings)
-    inputs = functools.partial(model_inputs, found, seq=seq, image=None, labels=True)
+    inputs = functools.partial(model_inputs, found, seq=seq, labels=True)
     return Job(found.model, lambda size: ((), inputs(size)), batch, optimizer=torch.optim.AdamW, **more)
 
 

@@ -113,8 +113,6 @@ REFUSED: list[Any] = [
     ("fit m:f --device tpu", 2, "--device: no 'tpu'"),
     ("fit m:f --dtype fp7", 2, "--dtype: no type 'fp7'"),
     ("fit m:f --inputs x", 2, "--inputs: 'x' is no input"),
-    ("fit m:f --plot x.pdf --batch 1,2", 2, "ends neither in .html nor in .svg"),
-    ("fit m:f --plot x.svg", 2, "--plot draws several sizes"),
     ("fit m:f --trace x.trace --batch 1,2", 2, "--trace is of one size"),
     ("fit m:f --trace .", 3, "Is a directory"),
     ("fit m:f --main", 2, "--main and arguments are for a script.py that runs as a program"),

@@ -127,18 +127,6 @@ def test_address_moved_up_for_alignment_is_freed_correctly_when_reused(fake: Fak
     assert fake.live_allocations == 0
 
 
-def test_refused_driver_call_is_counted_and_named(fake: FakeCuda) -> None:
-    device = fake.device()
-    assert (device.errors, device.last_error) == (0, None)
-    fake.fail("cuMemAlloc_v2")
-    assert calls(fake, device).reserve(512) == 0
-    assert device.errors == 1
-    assert device.last_error == "cuMemAlloc_v2 (512 bytes): CUDA_ERROR_INVALID_VALUE (1): of the fake driver"
-    fake.fail("cuMemGetInfo_v2")
-    assert device.memory() == (0, 0)
-    assert device.errors == 2
-
-
 def test_unavailable_context_is_tried_again(fake: FakeCuda) -> None:
     device = fake.device()
     fake.fail("cuDevicePrimaryCtxRetain", OUT_OF_MEMORY, times=1)
@@ -174,15 +162,6 @@ def test_copies_and_zeros_are_done_in_the_order_of_their_stream(fake: FakeCuda) 
     ctypes.memset(address, 1, 1024)  # nothing of that has happened yet
     fake.finish(stream)
     assert bytes_at(address, 1024) == bytes(512) + b"\x07" * 512
-
-
-@pytest.mark.parametrize("default", [0, 1, 2])
-def test_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
-    memory = calls(fake)
-    address = memory.reserve(512)
-    memory.zero(address, 512, default)
-    assert fake.pending(default) == 1
-    assert fake.pending(0) == fake.pending(1) == (0 if default == 2 else 1)
 
 
 def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: FakeCuda) -> None:

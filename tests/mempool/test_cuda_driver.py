@@ -254,22 +254,6 @@ def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
     assert pool.stats()["arena_bytes"] >= sum(sizes)
 
 
-@every_kind
-def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
-    """A cache of keys and values is a little larger each time, and allocated before the former is freed."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    caches = [client.allocate(11 * MIB, 0) for _ in range(4)]
-    for size in range(11 * MIB, 20 * MIB, MIB // 4):
-        for number, before in enumerate(caches):
-            caches[number] = client.allocate(size, 0)
-            client.free(before, 0)
-    assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
-    for cache in caches:
-        client.free(cache, 0)
-
-
 def test_allocation_on_a_captured_stream_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:
     """The graph would use the memory long after the memory has another owner."""
     stream, side = fake.stream(), fake.stream()

@@ -268,19 +268,6 @@ def test_peer_without_access_causes_no_device_error(fake: FakeCuda) -> None:
 # --- managed
 
 
-def test_managed_memory_may_be_more_than_the_device_has(fake: FakeCuda) -> None:
-    fake.set_capacity(32 * MIB)
-    plain = _core.Client(_core.Pool(device=fake.device()), "test")
-    assert plain.allocate(40 * MIB) == 0
-    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
-    address = client.allocate(40 * MIB)
-    assert address != 0
-    fake.write(0, address, 40 * MIB, 3)
-    fake.expect(0, address, 40 * MIB, 3)
-    fake.finish(0)
-    assert client.free(address)
-
-
 def test_managed_memory_prefers_its_device(fake: FakeCuda) -> None:
     device = fake.device(1, "managed")
     client = _core.Client(_core.Pool(device=device), "test")
@@ -335,14 +322,6 @@ def test_plan_prefetches_managed_memory_before_page_faults(fake: FakeCuda) -> No
     assert page_faults(fake, ahead=False) == 240
     assert page_faults(fake, ahead=True) == 0
     assert fake.calls("cuStreamCreate") == 1
-
-
-def test_nothing_is_fetched_while_everything_fits(fake: FakeCuda) -> None:
-    with Pool(fake.device(memory="managed"), background=False) as pool:
-        memory = Watched(pool)
-        run(pool, replaced(memory), 8, marks=True)
-        memory.free_all()
-    assert fake.calls("cuMemPrefetchAsync") == 0
 
 
 def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:

@@ -147,34 +147,6 @@ def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: pr
     assert pool.client.stats()["outcomes"]["hit"] > 100 * 200
 
 
-@pytest.mark.full
-def test_joint_plans_lie_around_pinned_ranges(pool: Pool, memory: programs.Watched) -> None:
-    """Also after another variant has joined."""
-    first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
-    iteration = variants(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
-    kept = list[int]()
-
-    def keeping(number: int) -> None:
-        held = memory.allocate(9000)  # which has a place in each plan
-        iteration(number)
-        if number in (2 * LEARNED, 2 * LEARNED + 20):
-            kept.append(held)
-        else:
-            memory.free(held)
-
-    in_steps(pool, keeping, 5 * LEARNED)
-    assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
-    known = pool.planner.learner.registry
-    beside = [place for place in pool.core.arena_ranges() if not any(k.is_blocked_by([place]) for k in known)]
-    assert beside  # what is kept
-    plans = pool.plans
-    in_steps(pool, keeping, LEARNED, first=5 * LEARNED)
-    assert pool.plans == plans + 4  # the new one's, and once more those of the three together
-    assert len(known) == 3
-    assert not any(planned.is_blocked_by(beside) for planned in known)
-    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=6 * LEARNED)) == 0
-
-
 def test_marks_win_over_patterns_detected_earlier(pool: Pool, memory: programs.Watched) -> None:
     """A short loop within the first iteration is no variant."""
     order = at_random((900, 1300, 1900))
@@ -251,16 +223,6 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
         in_steps(pool, iteration, 3 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
         assert pool.plans > 0
-
-
-@pytest.mark.full
-def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> None:
-    """A short recording need not show the transition, and a plan without it would miss."""
-    order = at_random((900, 1300, 1900))
-    saved(tmp_path / "plan", order, late=True, long=True)
-    with program(tmp_path / "plan") as (pool, memory):
-        iteration = variants(memory, order, late=True, long=True)
-        assert misses(pool, lambda: in_steps(pool, iteration, 300, first=17)) == 0
 
 
 def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

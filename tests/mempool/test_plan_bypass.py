@@ -247,16 +247,6 @@ def test_arena_of_unknown_availability_is_tried_ever_more_rarely() -> None:
         assert pool.state == "replaying"
 
 
-def test_program_similar_to_an_unavailable_plan_is_planned(fake: FakeCuda) -> None:
-    """A small difference usually needs no new plan: the former plan would serve it."""
-    with Pool(fake.device(), background=False) as pool:
-        learn(pool, LARGE)
-        pool.release()
-        fake.set_capacity(200 * MIB)
-        learn(pool, LARGE[:4])
-        assert pool.core.stats()["arena_bytes"] == 160 * MIB
-
-
 @pytest.mark.parametrize("memory", ["plain", "growing"])
 def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory: str) -> None:
     with (
@@ -345,16 +335,6 @@ def test_resumed_plan_has_its_arena_from_the_second_iteration_on(page: int) -> N
         assert pool.plans == plans
 
 
-def test_long_iteration_between_two_looks_does_not_make_its_plan_unused() -> None:
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        rounds(pool, 4, LARGE_SCALE, memory, marks=True)
-        large = pool.report().to_dict()["arena_bytes"]
-        for _ in range(30):
-            pool.client.retire_unused_patterns()
-        assert pool.report().to_dict()["arena_bytes"] == large
-
-
 def test_plan_of_an_idle_pool_rests_beside_a_busy_pool_until_resumed() -> None:
     with (
         Pool(simulated(), background=False) as idle,
@@ -394,15 +374,3 @@ def test_plan_does_not_rest_within_an_iteration() -> None:
             waits.client.retire_unused_patterns()
         assert waits.report().to_dict()["arena_bytes"] >= arena
         large.free(first)
-
-
-def test_plan_followed_now_and_then_does_not_rest() -> None:
-    """An evaluation, for example, never at work at a look."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        rounds(pool, 4, LARGE_SCALE, memory, marks=True)
-        large = pool.report().to_dict()["arena_bytes"]
-        for _ in range(20):
-            run(pool, lambda _: programs.layers(memory, scale=LARGE_SCALE), 1, marks=True)
-            rounds(pool, 1, SMALL_SCALE, memory, marks=True)
-            assert pool.report().to_dict()["arena_bytes"] == large

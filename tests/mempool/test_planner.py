@@ -111,25 +111,6 @@ def test_buffer_whose_lifetime_grows_is_planned_again(pool: Pool) -> None:
     assert pool.plans >= 2
 
 
-@pytest.mark.parametrize(("times", "plans"), [(1, 1), (4, 2)])
-def test_only_a_recurring_longer_lifetime_is_planned_for(pool: Pool, times: int, plans: int) -> None:
-    memory = programs.Watched(pool)
-    kept: list[int] = []
-
-    def iteration(number: int) -> None:
-        first = memory.allocate(70_000)
-        if kept:
-            memory.free(kept.pop())
-        programs.layers(memory)
-        if 12 <= number < 12 + times:
-            kept.append(first)
-        else:
-            memory.free(first)
-
-    run(pool, iteration, 40, marks=True)
-    assert pool.plans == plans
-
-
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,15 +118,6 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
         )
 
 
-def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
-    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
-    with Pool(simulated()) as pool:
-        turns = Turns(pool)
-        memory = programs.Watched(pool)
-        until(lambda: turns.count > 3, lambda: programs.layers(memory))
-
-
 def unlike_any(memory: programs.Watched, sizes: random.Random) -> None:
     """Allocate buffers alive at once, large in one iteration and small in another."""
     for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:

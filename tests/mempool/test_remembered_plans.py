@@ -257,15 +257,6 @@ def test_plan_in_a_read_only_folder_is_followed(cache: Path, monkeypatch: pytest
         assert pool.loaded is None
 
 
-@pytest.mark.usefixtures("cache")
-def test_arguments_that_are_no_text_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, known in ((1, False), (1, True)):
-        monkeypatch.setattr(sys, "argv", ["program", number])
-        with Pool(simulated(), background=False, remember=True) as pool:
-            assert (pool.loaded is not None) == known
-            iterate(pool, 12)
-
-
 def test_pools_of_a_program_have_separate_plans(cache: Path) -> None:
     for name in ("one", "other"):
         with Pool(simulated(), name=name, background=False, remember=True) as pool:

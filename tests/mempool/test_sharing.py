@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -136,14 +135,6 @@ def test_memory_options_are_decided_by_the_first_pool(options: dict[str, Any], w
         Pool(share=one, background=False, **options)
 
 
-def test_equal_options_do_not_conflict_with_the_first_pool() -> None:
-    with Pool(max_reserved="1GiB", background=False) as one:
-        with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
-        with Pool(share=one, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
-
-
 def test_pool_without_stream_sharing_passes_its_setting_on_to_every_sharing_pool() -> None:
     with Pool(simulated(), wait_bytes="never", background=False) as one:
         with Pool(share=one, background=False) as other:
@@ -204,18 +195,6 @@ def test_closed_pool_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tupl
     large.close()
     page = one.device.page
     assert one.core.stats()["arena_bytes"] == -(-small // page) * page
-
-
-def test_retained_limit_is_the_largest_of_all_open_pools(pools: tuple[Pool, Pool]) -> None:
-    """Otherwise a small plan of one pool would return the memory of the other to the device each time."""
-    one, other = pools
-    one.client.set_retained_limit(0)
-    other.client.set_retained_limit(64 * MIB)
-    one.free(one.allocate(32 * MIB))
-    assert one.core.stats()["segment_free_bytes"] >= 32 * MIB
-    other.close()
-    one.free(one.allocate(32 * MIB))
-    assert one.core.stats()["segment_free_bytes"] == 0
 
 
 def test_allocations_of_a_pool_avoid_arena_holes_about_to_be_used_by_the_other() -> None:
@@ -294,16 +273,6 @@ def test_memory_used_in_each_iteration_of_a_slow_pool_is_not_idle_to_a_fast_pool
             one.free(one.allocate(4096))
         calls = calls or one.core.stats()["device_calls"]
     assert one.core.stats()["device_calls"] == calls
-
-
-def test_idle_memory_is_returned_by_a_clock_common_to_all_pools() -> None:
-    with contextlib.ExitStack() as all_of:
-        one = all_of.enter_context(Pool(simulated(), background=False))
-        others = [all_of.enter_context(Pool(share=one, background=False)) for _ in range(4)]
-        one.free(one.allocate(2 * MIB))
-        for pool in (one, *others):
-            pool.client.wait_for_work(0.0)
-        assert one.core.stats()["segment_free_bytes"] >= 2 * MIB
 
 
 def test_plan_from_a_file_takes_effect_once_another_pool_chooses_the_device(fake: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
-from rewriting_models import attention, least_seconds, limited_net, slow_loads, slow_seconds, small_net
+from rewriting_models import least_seconds, limited_net, slow_loads, slow_seconds, small_net
 from swap_steps import links, schedules
 
 from solvers.errors import PlanError
@@ -94,31 +93,6 @@ def test_host_limit_is_kept():
         decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
 
 
-@pytest.mark.parametrize(
-    ("seed", "host_limit"),
-    [(1, 2), (2, 2), *(pytest.param(4, host, marks=pytest.mark.full) for host in (2, 5))],
-)
-def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limit):
-    graph, link = small_net(seed), Link.of_rate(1e9)
-    least, peak = least_limit(graph, link)[0], simulate(graph, link).peak_bytes
-    held = []
-    for limit in range(least, peak + 1):
-        try:
-            decide(graph, limit, link, host_limit=host_limit)
-        except PlanError as error:
-            refused = error
-            held.append(False)
-        else:
-            held.append(True)
-            continue
-        assert refused.least_bytes is None
-        enough = int(re.findall(r"with (\d+) on the host, or fewer, one does", str(refused))[0])
-        assert enough > host_limit
-        assert decide(graph, limit, link, host_limit=enough).peak_bytes <= limit
-    assert held == sorted(held)
-    assert held[-1]
-
-
 def test_random_values_and_excluded_values_are_left_alone():
     graph, link = chain(12), Link.of_rate(1e9)
     limit = simulate(graph, link).peak_bytes * 3 // 4
@@ -166,20 +140,6 @@ def test_copies_cost_program_time_and_operations_keep_theirs() -> None:
     timed = simulate(made, calls.overlapped(LINK))
     assert timed.stall_seconds == 0
     assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
-
-
-def test_values_quicker_to_copy_than_to_recompute_are_swapped() -> None:
-    """No price a byte separates them: per byte, recomputing the small values takes longer."""
-    depth, big, small = 64, 1 << 20, 1 << 16
-    graph = chain(depth)
-    layer = np.arange(1, len(graph.size))
-    even = np.concatenate([[False], (layer <= depth) & (layer % 2 == 0)])
-    graph = graph.with_columns(size=np.where(even, small, big), seconds=np.where(even[1:], 40e-6, 500e-6))
-    calls = CopyOverhead(0.0, 1 << 62, 20e-6, 1e-10)
-    chooser = Decider(graph, calls.overlapped(Link(0.0, 0.0, 0.0, 0.0)), overhead=calls)
-    made = chooser.decide(chooser.least()[0] + big + 2 * small)
-    assert made.rewriting.recomputed
-    assert set(made.rewriting.recomputed) <= set(np.flatnonzero(even).tolist())
 
 
 @settings(max_examples=10)
@@ -247,9 +207,6 @@ def test_leaving_arriving_and_given_values_count_only_while_needed():
     assert simulate_with_pause(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
 
 
-NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves
-
-
 def _cost(graph: Graph, chosen: tuple[int, ...], price: np.ndarray) -> float:
     """Return the seconds of repeated operations plus the prices of other values read by the backward pass."""
     made = apply_rewriting(graph, Rewriting(recomputed=chosen))
@@ -304,23 +261,6 @@ def test_unrepeatable_view_keeps_its_base():
     assert cuts.cheapest(np.full(4, 100.0))[0] == ()
     free = graph.with_columns(repeatable=np.ones(3, bool))
     assert RecomputeCuts(free, np.ones(4, bool)).cheapest(np.full(4, 100.0))[0] == (1,)
-
-
-def test_intermediates_of_additive_attention_are_recomputed():
-    """Meng et al. (2017): memory grows as T x B x H instead of T x T x B x H."""
-    plain, least = {}, {}
-    for steps in (16, 32):
-        graph, large = attention(steps, 1 << 16)
-        plain[steps] = simulate(graph, NOTHING).peak_bytes
-        made = decide(graph, plain[steps] * 9 // 20, NOTHING)
-        assert set(made.rewriting.recomputed) <= set(large)
-        assert not made.rewriting.offloads
-        assert made.seconds < 1.01 * made.plain_seconds
-        least[steps] = simulate(
-            apply_rewriting(graph, Rewriting(recomputed=tuple(large))), NOTHING
-        ).peak_bytes
-    assert plain[32] > 3.5 * plain[16]
-    assert least[32] < 2.2 * least[16]
 
 
 @given(st.data(), graphs(), links())

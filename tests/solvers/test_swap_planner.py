@@ -113,16 +113,6 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
 
-def test_flat_load_is_bounded_by_several_operations_together() -> None:
-    """Memory is short for long, and the next buffer returns before the last buffer has left."""
-    buffers = [(4, [(op, True), (op + 4, False), (op + 8, False)]) for op in range(32)]
-    step, link = step_from([1.0] * 40, buffers), Link(0.0, 0.5, 0.0, 0.5)
-    made = planner(step, link)
-    limit = made.floor()[0] + 4
-    whole = LinkBound(step, link).stall_seconds(limit)
-    assert 20 < whole <= made.hold(limit).stall_seconds
-
-
 @given(st.data())
 @SOME
 def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: st.DataObject) -> None:

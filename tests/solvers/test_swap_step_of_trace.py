@@ -210,23 +210,6 @@ def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> N
         assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 
 
-def test_placement_stops_at_the_first_good_schedule() -> None:
-    step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
-    planner = OffloadPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
-    swap = planner.hold(planner.floor()[0] + 4)
-    assert swap.stall_seconds > 0
-    placed = list[Schedule]()
-
-    def arena(schedule: Schedule) -> int:
-        placed.append(schedule)
-        return 1 << 40
-
-    reduce_fragmentation(planner, swap, arena, within=2.0**40)
-    assert len(placed) == 1
-    reduce_fragmentation(planner, swap, arena, within=0.0)
-    assert len(placed) > 2
-
-
 @given(st.data())
 @settings(max_examples=30)
 def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
@@ -243,14 +226,6 @@ def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     assert (replay(step, link, made).host_load <= replay(step, link, at_once).host_load).all()
 
 
-def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
-    step, link = step_from([1.0] * 10, [(4, [(0, True), (9, False)])]), Link(0.0, 0.2, 0.0, 0.2)
-    schedule = Schedule(*([one] for one in (0, 0, 0, 6, 7, 9, True)))
-    later = delay_offloads(step, link, schedule, np.zeros(10))
-    assert later.out.tolist() == [4]
-    assert replay(step, link, later).stall_seconds == 0
-
-
 @given(st.data(), st.integers(0, 2**32))
 @settings(max_examples=30)
 def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
@@ -264,14 +239,6 @@ def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int
     assert (after.load <= np.maximum(before.load, limit)).all()
     assert (sooner.fetch <= schedule.fetch).all()
     assert (sooner.fetch[waited == 0] == schedule.fetch[waited == 0]).all()
-
-
-def test_copy_back_is_requested_earlier_by_its_stall() -> None:
-    step = step_from([1.0] * 10, [(4, [(0, True), (9, False)]), (4, [(1, True), (5, False)])])
-    schedule = Schedule(*([one] for one in (0, 0, 0, 2, 9, 9, True)))
-    assert advance_reloads(step, schedule, np.array([2.5]), 8).fetch.tolist() == [6]
-    assert advance_reloads(step, schedule, np.array([2.5]), 7).fetch.tolist() == [6]
-    assert advance_reloads(step, schedule, np.array([9.0]), 7).fetch.tolist() == [6]  # no room before
 
 
 FREE = Link(0.0, 0.0, 0.0, 0.0)

@@ -1,23 +1,16 @@
-"""Every schedule of a tiny step, replayed in time: an oracle for bounds on the least stall, on circles, too.
-
-``python tests/support/swap_exhaustive.py --cases 1000000`` compares the bounds with it on cases drawn from a
-seed: none is above the least stall, and none rises where fewer absences are counted.
-"""
+"""Every schedule of a tiny step, replayed in time: an oracle for bounds on the least stall."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from swap_steps import step_from
 
-from solvers.swap import Link, LinkBound, Schedule, Step, replay
+from solvers.swap import Link, Schedule, Step
 from solvers.swap.absences import Absences, absences_of
-from solvers.swap.fluid_bound import fluid_stall_bound
 
 #: Steps with more schedules are skipped.
 MOST_SCHEDULES = 4000
@@ -167,100 +160,3 @@ class _Every:
         rows, a = np.flatnonzero(self.used[index]), self.a
         moves = (column[index, rows] for column in (self.out, self.release, self.fetch))
         return Schedule(a.buffer[rows], a.last[rows], *moves, a.use[rows], self.copied[index, rows])
-
-
-@dataclass(frozen=True)
-class Case:
-    """A tiny step, a link, a limit between the least that can be held and the peak, and all outcomes."""
-
-    step: Step
-    link: Link
-    limit: int
-    outcomes: Outcomes
-
-    def least_stall(self, claimed: float) -> float:
-        """Return the least stall, by the judge of schedules where it seems to be less than is claimed."""
-        least = self.outcomes.least(self.limit)
-        if claimed <= least + SLACK:
-            return least
-        made = every_schedule(self.step, self.link)
-        holds = (self.outcomes.peak <= self.limit) & (self.outcomes.stall < claimed)
-        judged = (replay(self.step, self.link, made(index)) for index in np.flatnonzero(holds).tolist())
-        return min(result.stall_seconds for result in judged if result.peak_bytes <= self.limit)
-
-
-def drawn(random: np.random.Generator) -> Iterator[Case]:
-    """Draw cases without end, a few limits of each step."""
-    while True:
-        step, link = _step(random), _link(random)
-        a = absences_of(step)
-        floor = int((step.load - step.spread(a.last + 1, a.use, a.size)).max())
-        if floor >= step.peak_bytes or (outcomes := outcomes_of(step, link)) is None:
-            continue
-        limits = random.integers(floor, step.peak_bytes, 8)
-        yield from (Case(step, link, limit, outcomes) for limit in np.unique(limits).tolist())
-
-
-def _step(random: np.random.Generator) -> Step:
-    k, circular = int(random.integers(2, 8)), bool(random.random() < 0.4)
-    buffers, always = list[tuple[int, list[tuple[int, bool]]]](), set[int]()
-    for b in range(int(random.integers(1, 5))):
-        stays, wraps = circular and random.random() < 0.5, circular and random.random() < 0.5
-        first = int(random.integers(k))
-        span = (0, k) if stays else (first, k + (first if wraps else 0))
-        ops = np.unique(random.integers(*span, int(random.integers(1, 4))))
-        ops -= k * (not stays and ops[0] >= k)
-        writes = random.random(len(ops)) < random.choice([0.0, 0.5])
-        buffers.append((int(random.integers(1, 9)), list(zip(ops.tolist(), writes.tolist(), strict=True))))
-        always |= {b} if stays else set()
-    seconds = random.choice([0.25, 0.5, 1.0, 2.0], k).tolist()
-    return step_from(seconds, buffers, circular=circular, persistent=always)
-
-
-def _link(random: np.random.Generator) -> Link:
-    fixed, rate = [0.0, 0.0, 0.125, 0.5], [0.0625, 0.125, 0.25, 0.5, 1.0]
-    numbers = [float(random.choice(values)) for values in (fixed, rate, fixed, rate)]
-    return Link(*numbers, duplex=bool(random.random() < 0.5))
-
-
-def compare(case: Case, random: np.random.Generator, *, whole: bool) -> None:
-    """Assert that bounds keep their order: some absences, all of them, the least stall.
-
-    Args:
-        case: the step, the link and the limit.
-        random: draws the absences that are counted and how time is cut.
-        whole: compare the bound with an interval of one operation, and `LinkBound`, which takes ten times as
-            long.
-    """
-    step, link, limit = case.step, case.link, case.limit
-    a, intervals, op = absences_of(step), int(random.integers(1, 5)), int(random.integers(len(step)))
-    counted = np.flatnonzero(random.random(len(a)) < random.choice([0.2, 0.5, 0.8]))
-    some = fluid_stall_bound(step, link, a, limit, intervals=intervals, counted=counted)
-    parts = fluid_stall_bound(step, link, a, limit, intervals=intervals)
-    assert some <= parts + SLACK, (case, intervals, counted)
-    assert parts <= case.least_stall(parts) + SLACK, (case, intervals)
-    if whole:
-        alone = fluid_stall_bound(step, link, a, limit, intervals=intervals, isolated=[op])
-        assert parts <= alone + SLACK, (case, intervals, op)
-        assert alone <= case.least_stall(alone) + SLACK, (case, intervals, op)
-        bound = LinkBound(step, link, intervals=intervals)
-        stall, peak = bound.stall_seconds(limit), bound.peak_bytes()
-        assert stall <= case.least_stall(stall) + SLACK, (case, intervals)
-        assert peak <= case.outcomes.peak[case.outcomes.stall < SLACK].min(), (case, peak)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    random, circles = np.random.default_rng(arguments.seed), 0
-    for number, case in enumerate(itertools.islice(drawn(random), arguments.cases), 1):
-        compare(case, random, whole=number % 20 == 0)
-        circles += case.step.circular
-        if number % 10_000 == 0:
-            print(f"{number:,} cases, {circles:,} on circles: no bound is wrong", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -117,15 +117,14 @@ def test_largest_batch_fits_and_the_next_does_not(folder: Path, fit_json: Any) -
 def test_sweep_lists_the_estimate_of_each_size(
     folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    rows = fit_json("cnn.py:make", "--batch", "2,8", "--image", "8,16")
-    assert [(row["image"], row["batch"]) for row in rows] == [(8, 2), (8, 8), (16, 2), (16, 8)]
-    alone = fit_json("cnn.py:make", "--batch", "8", "--image", "16")
-    assert rows[3]["peak_bytes"] == alone["peak_bytes"]
-    assert rows[3].keys() == alone.keys()
-    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB", "--plot", "fit.svg"]) == 0
+    rows = fit_json("cnn.py:make", "--batch", "2,8")
+    assert [row["batch"] for row in rows] == [2, 8]
+    alone = fit_json("cnn.py:make", "--batch", "8")
+    assert rows[1]["peak_bytes"] == alone["peak_bytes"]
+    assert rows[1].keys() == alone.keys()
+    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 sizes fit in 1 GiB")
-    assert (folder / "fit.svg").read_text().count("<circle") == 2
     assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1MiB"]) == 1
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_limit, same
-from graph_reader import partitioned
+from compiled_programs import compiled, named_limit, partitioned, same
 from models import MODELS
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -24,7 +23,7 @@ from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
-from mempool.torch.compiled import decide, ops, partition
+from mempool.torch.compiled import decide, ops
 from mempool.torch.compiled.decide import StepDecider, measure_step
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
@@ -471,21 +470,6 @@ def test_branches_warn_of_uncounted_memory() -> None:
         compiled(chosen, {"inner": "eager", "limit": 1 << 30, "link": "pcie3"})(
             torch.ones(8, 8).requires_grad_()
         )
-
-
-def test_failed_kernel_count_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fallback counts each operation separately."""
-
-    def fails(*_: object, **__: object) -> None:
-        raise AttributeError("no such pass")
-
-    monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fit_kernels", fails)
-    x = torch.ones(64, 64, requires_grad=True)
-    with pytest.warns(UserWarning, match="memory of fused kernels could not be counted.*no such pass"):
-        compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
-    (part,) = SHARED_LIMITS[-1].graphs.values()
-    assert part.decision.kernel_memory is None
-    assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
 
 @pytest.mark.parametrize("least", [False, True])

@@ -25,7 +25,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import mempool.torch
 import mempool.torch.compiled
 from mempool.torch.compiled.external_memory import ForwardRun, LiveMemory
-from mempool.torch.compiled.records import CompiledGraph, RunStart
+from mempool.torch.compiled.records import CompiledGraph
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS, SharedLimit
@@ -399,31 +399,6 @@ def test_live_memory_holds_no_reference() -> None:
     assert live_memory.external(1, [result], more=False).held == 40
     live_memory.step()
     assert live_memory.external(1, [result], more=False).held == 0
-
-
-def test_observation_ends_after_three_steps() -> None:
-    """A later compilation turns the observations into known bytes."""
-    observer, result = RuntimeObserver(), torch.ones(10)
-    observer.live_memory.register([], [result])
-    number = observer.number("some code", [])
-    first = observer.observed[number]
-    first.note(RunStart(others=1), backward=False)
-    for _ in range(3):
-        assert observer.is_open
-        observer.before_run(backward=False)
-        assert not observer.live_memory.runs(number)
-        observer.live_memory.record_forward(
-            number, ForwardRun({}, observer.live_memory.memories([result]), {})
-        )
-        assert observer.live_memory.runs(number)
-        observer.before_run(backward=True)
-    observer.before_run(backward=False)
-    assert not observer.is_open
-    assert not observer.live_memory.runs(number)
-    assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
-    assert observer.is_open
-    assert observer.known == {number: first}
-    assert observer.observed[number] is not first
 
 
 def test_failed_recompilation_warns_once() -> None:

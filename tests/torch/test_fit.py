@@ -130,12 +130,6 @@ def on_meta() -> nn.Module:
         return mlp()
 
 
-def locked() -> nn.Module:
-    model = mlp()
-    model.lock = threading.Lock()
-    return model
-
-
 def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager")
 
@@ -157,7 +151,6 @@ WAYS = {
     "a module": mlp,
     "a module on meta": on_meta,
     "a factory on meta": lambda: on_meta,
-    "a module that cannot be copied": locked,
     "compiled": lambda: compiled(mlp()),
     "compiled inside": compiled_inside,
     "compiled in place": compiled_in_place,
@@ -170,6 +163,13 @@ WAYS = {
 def test_form_of_the_model_does_not_change_the_estimate(way: str) -> None:
     given_so = mempool.torch.fit(WAYS[way](), X, loss=nn.functional.cross_entropy, labels=Y)
     assert answer(given_so) == answer(fit_mlp())
+
+
+def test_model_that_cannot_be_copied_is_refused() -> None:
+    model = mlp()
+    model.lock = threading.Lock()
+    with pytest.raises(UsageError, match=r"cannot be copied .* give a function that makes it"):
+        mempool.torch.fit(model, X)
 
 
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
@@ -288,15 +288,6 @@ def state_of_the_process() -> list[Any]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu"),
-        torch.get_deterministic_debug_mode(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-        [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")],
-        torch.is_autocast_cache_enabled(),
-        torch.get_float32_matmul_precision(),
-        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        torch.get_num_threads(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
         [str(value) for name, value in vars(nn.modules.module).items() if "_global_" in name],
         len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
         torch.overrides._len_torch_function_stack(),
@@ -309,20 +300,12 @@ def state_of_the_process() -> list[Any]:
 
 
 class Changing(nn.Module):
-    """Module that changes all process-wide settings, and fails at a given place."""
+    """Module that changes the process's defaults, and fails at a given place."""
 
     def __init__(self, fail: str) -> None:
         super().__init__()
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(3), random.seed(3), np.random.seed(3)  # noqa: NPY002
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        torch.set_autocast_dtype("cpu", torch.half), torch.set_autocast_dtype("cuda", torch.bfloat16)
-        torch.set_autocast_cache_enabled(False)
-        torch.set_float32_matmul_precision("medium")
-        torch.set_num_threads(torch.get_num_threads() + 1)
-        torch.set_anomaly_enabled(True, False)
-        torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
         self.layer, self.fail = nn.Linear(4, 4), fail
         if fail == "made":
             raise ValueError("in the making")

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.fake.copies import holds_ones, to_fake
-from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.device.library_patches import MASKED
 from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
 from traces.trace import EventType
@@ -106,50 +105,11 @@ def test_training_counts_the_key_value_cache() -> None:
     assert fit_job(train).by_class_bytes["key_value_cache"] >= CACHE
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        torch.ones_like,
-        lambda ids: torch.ones(ids.shape, dtype=torch.int64),
-        lambda ids: torch.full(ids.shape, 1),
-        lambda ids: torch.ones_like(ids, dtype=torch.bool).long()[:, :TOKENS],
-    ],
-)
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_mask_of_true_values_costs_as_little_as_no_mask(mask: Any, capability: tuple[int, int]) -> None:
-    half = {"dtype": torch.bfloat16, "capability": capability}
-    without = fit_job(job(**half))
-    assert (
-        fit_job(job(inputs=lambda b: tokens(b, mask), **half)).peak_bytes - without.peak_bytes <= 8 * TOKENS
-    )
-
-
-def _padded(ids: torch.Tensor) -> torch.Tensor:
-    mask = torch.ones_like(ids)
-    mask[:, 100:] = 0
-    return mask
-
-
-@pytest.mark.parametrize("mask", [_padded, torch.zeros_like, torch.empty_like])
-def test_mask_with_possible_zeros_costs_a_square_of_the_length(mask: Any) -> None:
+def test_mask_costs_a_square_of_the_length_with_a_warning() -> None:
     half = {"dtype": torch.bfloat16}
-    more = fit_job(job(inputs=lambda b: tokens(b, mask), **half)).peak_bytes - fit_job(job(**half)).peak_bytes
-    assert more > TOKENS * TOKENS
-
-
-def test_real_mask_is_known_to_be_full_unless_padded() -> None:
-    real = torch.ones(2, 8, dtype=torch.int64)
-    padded = real.clone()
-    padded[1, 7] = 0
-    with fake_mode():
-        full, part = to_fake((real, padded))
-        assert holds_ones(full)
-        assert holds_ones(full.bool()[:, :4])
-        assert not holds_ones(part)
-        view = full[0]
-        view.zero_()
-        assert not holds_ones(full)
-        assert not holds_ones(view)
+    masked, plain = fit_job(job(inputs=lambda b: tokens(b, torch.ones_like), **half)), fit_job(job(**half))
+    assert masked.peak_bytes - plain.peak_bytes > TOKENS * TOKENS
+    assert (MASKED in masked.warnings, MASKED in plain.warnings) == (True, False)
 
 
 SCRIPT = """

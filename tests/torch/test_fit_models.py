@@ -309,15 +309,6 @@ def test_inputs_are_given_in_any_usual_form() -> None:
     assert third.by_class_bytes["parameters"] == first.by_class_bytes["parameters"]
 
 
-def test_hooks_run_and_user_hooks_give_a_warning() -> None:
-    kept: list[Tensor] = []
-    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(16, 16)), nn.Linear(16, 4))
-    assert not any("hooks" in text for text in mempool.torch.fit(model, X).warnings)
-    model[1].register_forward_hook(lambda module, args, output: kept.append(output))
-    assert any("hooks of 1 run too" in text for text in mempool.torch.fit(model, X).warnings)
-    assert kept
-
-
 class Last(nn.Module):
     """A recurrent layer that takes the length first, deeper than the inputs show."""
 

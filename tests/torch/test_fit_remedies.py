@@ -196,7 +196,7 @@ class Additive:
 
 
 def change(name: str, kind: int, saves: int, cost: Cost) -> Change:
-    return Change(name, str(kind), lambda job: job, str(saves), "", cost)
+    return Change(name, str(kind), str(saves), "", cost)
 
 
 found = st.tuples(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from living_model import Living as Model
-from snapshot_model import assert_same, model_snapshot
+from snapshot_model import assert_same
 from snapshots import event, segment, snapshot, stored
 
 from traces import EventType, TraceError
@@ -292,14 +292,6 @@ def test_unknown_keys_are_skipped_with_any_content(tmp_path: Path, protocol: int
     assert trace.load().tolist() == [0, 1]
 
 
-def test_dict_with_keys_of_event_and_frame_is_read_as_both(tmp_path: Path) -> None:
-    both = event("alloc", 512, 1) | {"name": "at::_ops::mul::call", "filename": "a.py", "line": 3}
-    events = [event("alloc", 0, 1, frames=[both]), both]
-    path = stored(tmp_path / "s", events)
-    assert_same(read_snapshot(path), model_snapshot(path))
-    assert read_snapshot(path).names[:2] == ("mul", "a.py:3")
-
-
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
@@ -317,12 +309,6 @@ def test_living_blocks_at_the_end_must_agree_with_the_events(
     skipped = Counter[str]()
     read_snapshot(path, skipped=skipped).validate()
     assert skipped == {reason: 1}
-
-
-def test_frames_are_no_events(tmp_path: Path) -> None:
-    frames = [{"filename": "a.py", "line": 3}]
-    with pytest.raises(TraceError, match="device 0: a stack of frames where another list belongs"):
-        read_snapshot(stored(tmp_path / "s", frames))
 
 
 def test_folders_of_source_lines_are_kept_on_request(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Options that change a model's step, which a program makes itself.
 _OF_A_MODEL = (
-    *("inputs", "batch", "seq", "image", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
+    *("inputs", "batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
     *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
 
@@ -30,7 +30,7 @@ class FitRequest:
 
     Attributes:
         target: the model.
-        batches, seqs, images: sizes to try, in all combinations.
+        batches, seqs: sizes to try, in all combinations.
         limit_bytes: memory of the device.
         capability: compute capability of the card.
         card: name of the card in `mempool.hardware.gpu_memory`.
@@ -51,7 +51,6 @@ class FitRequest:
     target: ModelSpec
     batches: Sequence[int | None] = (None,)
     seqs: Sequence[int | None] = (None,)
-    images: Sequence[int | None] = (None,)
     limit_bytes: int | None = None
     capability: tuple[int, int] | None = None
     card: str | None = None
@@ -75,7 +74,7 @@ class FitRequest:
     @property
     def sweep(self) -> bool:
         """Return true if the request covers more than one size."""
-        return len(self.batches) * len(self.seqs) * len(self.images) > 1
+        return len(self.batches) * len(self.seqs) > 1
 
 
 def parse_request(options: dict[str, Any]) -> FitRequest:
@@ -86,9 +85,7 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     """
     target = parsed("MODEL", model_spec.parse_target, options["target"])
     assert target is not None
-    sizes = {
-        name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq", "image")
-    }
+    sizes = {name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq")}
     limit_bytes, card, notes = _limit(options["limit"], options["card"])
     for name, names in (("mode", ("train", "inference")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
@@ -108,7 +105,6 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         target=target,
         batches=sizes["batch"] or (None,),
         seqs=sizes["seq"] or (None,),
-        images=sizes["image"] or (None,),
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,

@@ -85,9 +85,6 @@ def fit(
     seq: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Length of sequences; a list is a sweep.")
     ] = None,
-    image: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Height and width of images; a list is a sweep.")
-    ] = None,
     task: Annotated[
         str | None,
         typer.Option(autocompletion=_completion(_TASKS), help="What a model of transformers is for."),
@@ -176,7 +173,6 @@ def fit(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare, show and swap.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a sweep, as .html or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of a sweep a list.")] = False,
 ) -> None:
     r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
@@ -192,12 +188,12 @@ def fit(
         mempool fit train.py:Net --inputs 'float32[B,3,224,224]' --batch 64
         mempool fit train.py --main --limit 24GiB -- --epochs 1
         mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
-        mempool fit train.py --trace step.trace && mempool show step.trace
+        mempool fit train.py:make --trace step.trace && mempool show step.trace
     """
     from mempool.cli.fit.arguments import parse_request
 
-    request = parse_request({key: value for key, value in locals().items() if key not in ("plot", "json")})
-    _check_outputs(trace, plot, sweep=request.sweep)
+    request = parse_request({key: value for key, value in locals().items() if key != "json"})
+    _check_trace(trace, sweep=request.sweep)
     if importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")
     if request.main:
@@ -207,7 +203,10 @@ def fit(
             rehearse_program(request, trace, json=json)
             return
     results = _fit_sizes(request)
-    _write(results, trace, plot)
+    if trace is not None:
+        from traces.formats.parquet import write_trace
+
+        write_trace(results[0].fit.trace, trace)
     if json:
         from mempool.cli.fit.render import to_json
 
@@ -219,19 +218,14 @@ def fit(
         raise Stop(ExitCode.NEGATIVE)
 
 
-def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> None:
-    """Refuse unwritable or contradictory outputs before the work begins."""
-    if plot is not None and plot.suffix not in (".html", ".svg"):
-        raise typer.BadParameter(f"--plot: {plot} ends neither in .html nor in .svg")
-    if plot is not None and not sweep:
-        raise typer.BadParameter(
-            "--plot draws several sizes: give --batch 1,2,4,8, --seq or --image as a list"
-        )
-    if trace is not None and sweep:
+def _check_trace(trace: Path | None, *, sweep: bool) -> None:
+    """Refuse an unwritable file, or one for several sizes, before the work begins."""
+    if trace is None:
+        return
+    if sweep:
         raise typer.BadParameter("--trace is of one size, not of a sweep")
-    for path in (trace, plot):
-        if path is not None and (reason := write_obstacle(path)):
-            raise Stop(ExitCode.FILE, f"{path}: {reason}")
+    if reason := write_obstacle(trace):
+        raise Stop(ExitCode.FILE, f"{trace}: {reason}")
 
 
 def _fit_sizes(request: FitRequest) -> list[SizeResult]:
@@ -240,19 +234,6 @@ def _fit_sizes(request: FitRequest) -> list[SizeResult]:
         from mempool.cli.fit.compute import fit_sizes
 
         return list(fit_sizes(request, progress_line))
-
-
-def _write(results: list[SizeResult], trace: Path | None, plot: Path | None) -> None:
-    if trace is not None:
-        from traces.formats.parquet import write_trace
-
-        write_trace(results[0].fit.trace, trace)
-    if plot is not None:
-        from mempool.cli.fit.plot import draw
-        from traces.files import atomic
-
-        with atomic(plot) as temporary:
-            temporary.write_text(draw(results, page=plot.suffix == ".html"), encoding="utf-8")
 
 
 def _show(results: list[SizeResult], request: FitRequest) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
@@ -34,14 +33,13 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
-    from mempool.torch.estimate.inputs import Arguments
     from mempool.torch.estimate.sources.targets import Target
     from traces import Trace
 
 
 WITHOUT_CUDA = (
-    "this PyTorch has no CUDA: the program ran on tensors without memory; with a CUDA build, "
-    "`mempool rehearse {}` runs it itself"
+    "this PyTorch has no CUDA: the program ran on tensors without memory, and those of the host, such as a "
+    "data set, count, too; with a CUDA build, `mempool rehearse {}` runs it itself"
 )
 _DOUBT = (
     "the batch is taken to be the first dimension, though {}: name a function that takes batch; no largest "
@@ -58,14 +56,12 @@ class SizeResult:
         title: description of the model or program.
         tried: the step in words: mode, batch, precision.
         seq: length of the sequences, if known.
-        image: requested height and width of images.
     """
 
     fit: Fit
     title: str
     tried: str
     seq: int | None = None
-    image: int | None = None
 
 
 def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterator[SizeResult]:
@@ -81,21 +77,17 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
         return
     scripts: dict[str, ModuleType] = {}
     with _quiet(), fake_execution():
-        for image in request.images:
-            for seq in request.seqs:
-                for batch in request.batches:
-                    with stopping(request):
-                        sizes = _sizes(request, seq, image)
-                        progress(f"making {request.target}")
-                        yield _fit_size(
-                            request, find_target(request.target, sizes, scripts), batch, image, progress
-                        )
+        for seq in request.seqs:
+            for batch in request.batches:
+                with stopping(request):
+                    progress(f"making {request.target}")
+                    target = find_target(request.target, _sizes(request, seq), scripts)
+                    yield _fit_size(request, target, batch, progress)
 
 
-def _sizes(request: FitRequest, seq: int | None, image: int | None) -> Sizes:
+def _sizes(request: FitRequest, seq: int | None) -> Sizes:
     return Sizes(
         seq=seq,
-        image=image,
         task=request.task,
         inputs=request.inputs,
         labels=request.job.get("mode", "train") == "train",
@@ -133,7 +125,6 @@ def _fit_size(
     request: FitRequest,
     target: Target,
     batch: int | None,
-    image: int | None,
     progress: Callable[[str], object],
 ) -> SizeResult:
     job = _job(request, target, batch)
@@ -160,15 +151,13 @@ def _fit_size(
         fitted = replace(fitted, trace=_timed(job))
     doubts = [_DOUBT.format(target.doubt)] if doubted else []
     fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *doubts])
-    return SizeResult(fitted, target.title, _description(job, target, image), target.seq, image)
+    return SizeResult(fitted, target.title, _description(job, target), target.seq)
 
 
-def _description(job: Job, target: Target, image: int | None) -> str:
+def _description(job: Job, target: Target) -> str:
     parts = [job.mode, f"batch {job.batch:,}"]
     if target.seq:
         parts.append(f"seq {target.seq:,}")
-    if image:
-        parts.append(f"images of {image} x {image}")
     kinds = {name: getattr(job, name) for name in ("dtype", "autocast")}
     parts += [f"{name} {str(k).removeprefix('torch.')}" for name, k in kinds.items() if k is not None]
     if job.checkpoint:
@@ -202,23 +191,7 @@ def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
         attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
     if batch is not None:
         attributes["batch"] = batch
-    inputs = target.inputs
-    if attributes.get("dtype") is not None and attributes.get("autocast") is None:
-        inputs = _converted(inputs, attributes["dtype"])
-    return Job(model=target.model, inputs=inputs, **attributes)
-
-
-def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
-    """Convert floating-point inputs to the type of the parameters, as the model requires."""
-
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def made(batch: int) -> Arguments:
-        found: Arguments = pytree.tree_map_only(torch.Tensor, convert, inputs(batch))
-        return found
-
-    return made
+    return Job(model=target.model, inputs=target.inputs, **attributes)
 
 
 @contextlib.contextmanager

@@ -37,9 +37,12 @@ class Job:
         mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients.
         device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
-        dtype: of the floating-point parameters, or a name; None: as made.
+        dtype: of the floating-point parameters, or a name; None: as made. Without autocast floating-point
+            inputs get this type, too.
         autocast: lower precision of the forward; None: none.
         checkpoint: whether the model's blocks recompute their activations in the backward.
+        save_on_cpu: whether tensors kept for the backward are on the host, as in
+            ``torch.autograd.graph.save_on_cpu``.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
             without functions does; else they die after their last use. None: in training they are kept;
@@ -65,6 +68,7 @@ class Job:
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
     checkpoint: bool = False
+    save_on_cpu: bool = False
     accumulate: int = 1
     hold_output: bool | None = None
     card: str | None = None

@@ -11,7 +11,6 @@ class EstimateOptions:
 
     Attributes:
         cache_objects: largest number of objects searched for fake tensors in one functools cache.
-        mask_elements: elements of the largest real tensor that is read to know whether all values are one.
         output_objects: largest number of objects of an output that are searched for a key-value cache.
         output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
             output decides nothing.
@@ -22,7 +21,7 @@ class EstimateOptions:
         remedy_seconds: processor seconds after which no further run of a changed job begins.
         program_steps: optimizer steps of a program that is run: the first makes the optimizer's state, and
             the third begins with all that outlives a step.
-        program_seconds: seconds without an optimizer step after which a program is ended.
+        program_seconds: seconds without an optimizer step after which a program is refused.
         dominant: share of the peak above which parameters and what belongs to them dominate.
         known_elements: elements of the largest random order or list of indices that has values in a program.
         message_lines: largest number of lines of a program named in a message.
@@ -30,7 +29,6 @@ class EstimateOptions:
     """
 
     cache_objects: int = 10_000
-    mask_elements: int = 1 << 24
     output_objects: int = 100_000
     output_share: float = 0.01
     batch_tries: int = 64

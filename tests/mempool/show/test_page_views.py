@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from pages import place, resting, tooltip, visible, window
 from shown import four_buffers
-from swap_steps import one_move, step_from
 
-from mempool.show import Figure, content, figure, swap_scene
-from solvers.swap import Link
+from mempool.show import figure
 from traces import Buffers, EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
 
@@ -129,52 +127,7 @@ def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> Non
     assert stacked.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
 
 
-def test_small_pieces_are_a_single_grey_band(
-    visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond the capacity of a stacked, the picture is still as high as the load, and the stacked says so."""
-    monkeypatch.setattr(content, "MOST_NUMBERS", 40)
-    buffers = Buffers.of([0] * 100, [100] * 100, [1000] * 10 + [10] * 90)
-    stacked = visit(figure(buffers).html())
-    assert len(visible(stacked)) == 10
-    assert "the largest 10 one by one, the others grey" in stacked.locator("#facts").inner_text()
-    stacked.mouse.move(*place(stacked, 50, 10_450))
-    assert tooltip(stacked) is None
-    painted = """(bytes) => {
-      const {drawn} = mempoolShow, {width, height, bottom, top} = drawn
-      return drawn.image[Math.floor((bytes - bottom) / (top - bottom) * height) * width + (width >> 1)] !== 0
-    }"""
-    heights = (9_990, 10_450, 10_890, 10_920)
-    assert [stacked.evaluate(painted, high) for high in heights] == [True, True, True, False]
-
-
 MIB = 1 << 20
-
-
-@pytest.fixture
-def swaps(visit: Callable[..., Any]) -> Any:
-    """A swaps of ten operations of a second: a 4 MiB buffer is away from 3 to 7, in favour of another."""
-    step = step_from([1.0] * 10, [(4 * MIB, [(0, True), (9, False)]), (4 * MIB, [(4, True), (5, False)])])
-    schedule = one_move((0, 0, 0, 3, 7, 9))
-    link = Link(0.0, 1 / (2 * MIB), 0.0, 1 / (2 * MIB))
-    return visit(Figure(swap_scene(step, link, schedule, limit=4 * MIB, title="swaps")).html())
-
-
-def data_rows(swaps: Any, source: str, *names: str) -> list[tuple[Any, ...]]:
-    data = swaps.evaluate(f"mempoolShow.models.{source}.data")
-    return sorted(zip(*(data[name] for name in names), strict=True))
-
-
-def test_stays_absences_and_copies_are_drawn(swaps: Any) -> None:
-    """Stays as rectangles, the absence as an outline, copies from asked for to waited for, a mark on each."""
-    edges = ("row", "left", "right", "bottom", "top")
-    stays = [(0, 0, 3, 0, 4 * MIB), (0, 7, 10, 0, 4 * MIB), (1, 4, 6, 0, 4 * MIB)]
-    assert data_rows(swaps, "large", *edges) == stays
-    assert data_rows(swaps, "absent", *edges) == [(0, 3, 7, 0, 4 * MIB)]
-    assert data_rows(swaps, "copies", *edges) == [(0, 1, 3, 0, 4 * MIB), (0, 7, 9, 0, 4 * MIB)]
-    assert data_rows(swaps, "marks", "time", "address") == [(1, 2 * MIB), (7, 2 * MIB)]
-    assert len(set(swaps.evaluate("mempoolShow.models.marks.data.colour"))) == 2
-    assert "copied to the host" in swaps.locator("#legend").inner_text()
 
 
 A, F, MARK, RESERVE, REFUSED = (
@@ -258,33 +211,6 @@ def test_stack_of_a_buffer_is_shown_whole(notes: Any) -> None:
     assert "more lines: click for all" in (tooltip(notes) or "")
     said = notes.locator("#chosen").inner_text()
     assert all(f"deep.py:{k} f" in said for k in range(60))
-
-
-def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:
-    trace = Trace.of(
-        [RESERVE, A, A], [-1, 0, 1], [1000, 100, 200], address=[0, 0, 500], operation=[-1, 0, 1],
-        names=("one", "two"), metadata={"history.0": "absent", "live_before.0": "300"},
-    )  # fmt: skip
-    notes = visit(figure(trace, title="end").html())
-    assert notes.locator("h1").inner_text() == "end · state at the end"
-    assert notes.locator("#facts").inner_text() == "2 buffers · alive 300 B · reserved 1000 B"
-    assert "only the state at the end is known" in notes.locator("#caveats").inner_text()
-    assert not notes.evaluate("mempoolShow.models.load.visible")
-    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
-    for picture, high in (("#addresses", 600), ("#stacked", 200)):
-        notes.click(picture)
-        assert visible(notes) == [0, 1]
-        middle = notes.evaluate("(mempoolShow.first + mempoolShow.last) / 2")
-        notes.mouse.click(*place(notes, middle, high))
-        assert "buffer #1" in (tooltip(notes) or "")
-        assert "lifetime" not in (tooltip(notes) or "")
-        assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
-    assert notes.locator("#peak").is_disabled()
-    notes.focus("#figure")
-    notes.keyboard.press("ArrowLeft")
-    resting(notes)
-    notes.mouse.click(*place(notes, notes.evaluate("mempoolShow.first") - 0.1, 100))
-    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
 
 
 STATE = """() => [mempoolShow.picture, mempoolShow.index, mempoolShow.by, mempoolShow.together,

@@ -39,11 +39,16 @@ from mempool.torch.estimate.device.library_patches import patch_transformers_mas
 from mempool.torch.estimate.fake.copies import fake_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def emulate_device(device: str = "cuda", *, capability: tuple[int, int] = (8, 0)) -> Iterator[None]:
+def emulate_device(
+    device: str = "cuda",
+    *,
+    capability: tuple[int, int] = (8, 0),
+    warn: Callable[[str], object] = lambda _: None,
+) -> Iterator[None]:
     """Let fake tensors of the CPU take the buffers of tensors on a device.
 
     Real tensors are unaffected, except for the types that autocast chooses: the changes hold for the whole
@@ -52,6 +57,7 @@ def emulate_device(device: str = "cuda", *, capability: tuple[int, int] = (8, 0)
     Args:
         device: "cuda", or "cpu", for which only `allow_fake_tensors` holds.
         capability: the compute capability, which decides between kernels of attention.
+        warn: called with circumstances that make an estimate less certain.
 
     Raises:
         UsageError: the device is another one.
@@ -60,7 +66,7 @@ def emulate_device(device: str = "cuda", *, capability: tuple[int, int] = (8, 0)
     if kind not in ("cpu", "cuda"):
         raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(allow_fake_tensors())
+        stack.enter_context(allow_fake_tensors(warn))
         if kind == "cuda":
             stack.enter_context(_foreach_by_default())
             stack.enter_context(autocast.autocast_of_cuda())
@@ -72,9 +78,9 @@ def emulate_device(device: str = "cuda", *, capability: tuple[int, int] = (8, 0)
 
 
 @contextlib.contextmanager
-def allow_fake_tensors() -> Iterator[None]:
+def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterator[None]:
     """Let modules with fake tensors be made, converted, moved and copied while the block runs."""
-    with _module_conversion(), _deep_copies(), patch_transformers_masks(), patch_trunc_normal():
+    with _module_conversion(), _deep_copies(), patch_transformers_masks(warn), patch_trunc_normal():
         yield
 
 
@@ -181,8 +187,8 @@ class _CudaNames(TorchFunctionMode):
             kwargs = kwargs or {}
             if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
-                    return backward(*args, **kwargs)
-            if func is Tensor.cuda and isinstance(args[0], FakeTensor):
+                    return _backward(*args, **kwargs)
+            if func in (Tensor.cuda, Tensor.pin_memory) and isinstance(args[0], FakeTensor):
                 return args[0]
             if func is Tensor.to:
                 args = (args[0], *(_cpu_for_cuda(a) for a in args[1:]))
@@ -193,10 +199,10 @@ class _CudaNames(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
+_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.pin_memory, Tensor.to))
 
 
-def backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
     """Run a backward as ``Tensor.backward`` does, outside of function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -27,7 +28,7 @@ READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
 #: Category of the optimizer's tensors on the host; removed from the returned trace.
-_HOST = "host"
+HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ def run(
 ) -> Trace:
     """Run some steps of a job without a GPU and without memory.
 
-    Random states, defaults, modes and settings of the process are restored afterwards, and ``functools``
+    Random states, defaults and modes of the process are restored afterwards, and ``functools``
     caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
     as a list filled by hooks or a dictionary of masks in a module.
 
@@ -68,11 +69,11 @@ def run(
     with (
         isolated(),
         fake_mode() as mode,
-        emulate_device(job.device, capability=job.capability),
+        emulate_device(job.device, capability=job.capability, warn=warn),
         _optimizers_reading(mode, warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _ModelAndOptimizers.of(job, warn)
+        made = _ModelAndOptimizers.of(job)
         running.model = made.model
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, recorder)
@@ -81,10 +82,10 @@ def run(
             for _ in range(steps):
                 next(take)
                 for optimizer in made.optimizers if job.device == "cuda" else ():
-                    recorder.own(_HOST, host_counts(optimizer))
+                    recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
             del take
-    trace = _without_host(recorder.trace())
+    trace = without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
@@ -92,9 +93,17 @@ def run(
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
     """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
     while True:
-        batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
+        batch = to_fake((*_converted(job), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
         yield batch
+
+
+def _converted(job: Job) -> Any:
+    """Return the inputs of a batch in the type of the parameters, as operations require without autocast."""
+    inputs, dtype = to_fake(job.inputs(job.batch)), job.dtype
+    if dtype is None or job.autocast is not None:
+        return inputs
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
 @dataclass
@@ -105,8 +114,8 @@ class _ModelAndOptimizers:
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job, warn: Callable[[str], object]) -> _ModelAndOptimizers:
-        model = fake_model(job.model, job.dtype, warn)
+    def of(cls, job: Job) -> _ModelAndOptimizers:
+        model = fake_model(job.model, job.dtype)
         model.train(job.mode == "train")
         if job.checkpoint:
             # On CUDA the state of random numbers is kept on the host.
@@ -150,12 +159,12 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     ]
 
 
-def _without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers on the host."""
-    if _HOST not in trace.names:
+def without_host(trace: Trace) -> Trace:
+    """Return the trace without buffers that the recorder was told to be on the host."""
+    if HOST not in trace.names:
         return trace
     on_host = np.zeros(len(trace), np.bool_)
-    on_host[trace.category == trace.names.index(_HOST)] = True
+    on_host[trace.category == trace.names.index(HOST)] = True
     keep = ~(on_host[trace.births] & trace.of_buffers)
     return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
@@ -171,7 +180,7 @@ def _train(
     held: list[Any] = [None, None]  # variables of a loop: output and loss
     while True:
         for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
-            with _precision(job):
+            with _precision(job), _saved_tensors(job):
                 output = made.model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
                 held[0] = output if job.holds_output else None
@@ -231,6 +240,16 @@ def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     lower: contextlib.AbstractContextManager[Any] = torch.autocast("cpu", dtype=job.autocast)
     return lower
+
+
+def _saved_tensors(job: Job) -> contextlib.AbstractContextManager[Any]:
+    """Keep no saved tensors on the device if the job says so: unpacking makes a new one, as a copy back."""
+    if not job.save_on_cpu:
+        return contextlib.nullcontext()
+    hooks: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(
+        lambda tensor: (tensor.size(), tensor.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])
+    )
+    return hooks
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

@@ -14,8 +14,6 @@ from torch._C import _DisableTorchDispatch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from mempool.torch.estimate.fake import copies
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -63,8 +61,6 @@ class ValuelessMode(FakeTensorMode):
             if answer is not _NOTHING:
                 return answer
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func in copies.ONES_OPERATIONS:
-            copies.mark_result(func, args, result)
         return self._shrunk(result, args) if func in _SHRINKING else result
 
     def _known(self, func: Any, args: Any) -> Any:

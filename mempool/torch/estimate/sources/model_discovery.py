@@ -31,7 +31,6 @@ from mempool.torch.estimate.sources.scripts import fake_execution, load_module, 
 from mempool.torch.estimate.sources.targets import Sizes, Target, fresh_tensor, model_copies
 from mempool.torch.estimate.sources.transformers_models import (
     TransformersModel,
-    known_names,
     task_of,
     transformers_model,
 )
@@ -46,11 +45,10 @@ _NOT_LIGHTNING = (
     "{0}'s own training_step and configure_optimizers are not used: its forward is tried, with --loss and "
     "--optimizer, or AdamW"
 )
-#: Names of function parameters that receive the batch, the sequence length or the image size.
+#: Names of function parameters that receive the batch or the sequence length.
 _SIZES = {
     "batch": ("batch", "batch_size", "bs"),
     "seq": ("seq", "seq_len", "seqlen", "seq_length", "sequence_length", "block_size"),
-    "image": ("image", "image_size", "img_size"),
 }
 
 
@@ -73,18 +71,15 @@ def find_target(spec: ModelSpec, sizes: Sizes, scripts: dict[str, ModuleType] | 
         target = _module_target(_loaded(spec, {} if scripts is None else scripts), spec, sizes)
     if sizes.inputs is not None:
         shapes = [size for tensor in sizes.inputs for size in tensor.shape]
-        uses = frozenset({"seq"} if any("S" in size for size in shapes) else ())
-        target = replace(target, inputs=_specified(sizes), seq=sizes.seq, uses=uses)
+        takes_seq = any("S" in size for size in shapes)
+        target = replace(target, inputs=_specified(sizes), seq=sizes.seq, takes_seq=takes_seq)
     if target.inputs is None:
         raise UsageError(
             f"what goes into {target.title}? Give --inputs, such as 'float32[B,3,224,224]', or name a "
             "function that returns (model, inputs)"
         )
-    for name in ("seq", "image"):
-        if getattr(sizes, name) is not None and name not in target.uses:
-            raise UsageError(
-                f"--{name} would change nothing: the inputs of {target.title} do not depend on it"
-            )
+    if sizes.seq is not None and not target.takes_seq:
+        raise UsageError(f"--seq would change nothing: the inputs of {target.title} do not depend on it")
     return target
 
 
@@ -95,20 +90,12 @@ def transformers_target(found: TransformersModel, sizes: Sizes) -> Target:
         UsageError: the inputs are not known, or the sequence is longer than the model's positions.
     """
     seq = transformers_models.sequence_length(found, sizes.seq)
-    takes_images = "pixel_values" in found.takes
-    vision = getattr(found.config, "vision_config", found.config)
-    if sizes.image is not None and hasattr(vision, "image_size"):
-        vision.image_size = sizes.image  # as many positions as the images have patches
-    uses = [name for name, is_so in (("seq", seq is not None), ("image", takes_images)) if is_so]
     return Target(
         f"{found.kind.__name__} of {found.config.model_type} ({found.task})",
         found.model,
-        lambda batch: (
-            (),
-            transformers_models.model_inputs(found, batch, seq, sizes.image, labels=sizes.labels),
-        ),
+        lambda batch: ((), transformers_models.model_inputs(found, batch, seq, labels=sizes.labels)),
         seq=seq,
-        uses=frozenset(uses),
+        takes_seq=seq is not None,
     )
 
 
@@ -119,16 +106,9 @@ def _loaded(spec: ModelSpec, scripts: dict[str, ModuleType]) -> ModuleType:
         if spec.where not in scripts:
             scripts[spec.where] = load_script(spec.where)
         return scripts[spec.where]
-    try:
-        if not spec.name:
-            raise UsageError(f"which model? Give {spec.where}:NAME")
-        return load_module(spec.where)
-    except UsageError as error:
-        near = difflib.get_close_matches(spec.where, known_names(), n=3, cutoff=0.8) if not spec.name else []
-        if not near:
-            raise
-        hint = ", ".join(f"transformers:{name}" for name in near)
-        raise UsageError(f"{error}; did you mean {hint}?") from None
+    if not spec.name:
+        raise UsageError(f"which model? Give {spec.where}:NAME")
+    return load_module(spec.where)
 
 
 def _module_target(module: ModuleType, spec: ModelSpec, sizes: Sizes) -> Target:
@@ -173,7 +153,7 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
     defaults = _defaults(function, taken, sizes, name)
 
     def called(batch: int) -> tuple[nn.Module, Any, dict[str, Any]]:
-        requested = {"batch": batch, "seq": sizes.seq, "image": sizes.image}
+        requested = {"batch": batch, "seq": sizes.seq}
         more = {key: requested[size] for key, size in taken.items() if requested[size] is not None}
         return _parts(function(**(more | given)), name)
 
@@ -188,8 +168,7 @@ def _function_target(function: Callable[..., Any], name: str, given: dict[str, A
     )
     if inputs is None:
         return _with_own_inputs(target, model, sizes)
-    uses = frozenset(taken.values()) - {"batch"}
-    target = replace(target, seq=sizes.seq or defaults.get("seq"), uses=uses)
+    target = replace(target, seq=sizes.seq or defaults.get("seq"), takes_seq="seq" in taken.values())
     if "batch" in taken.values():
         return replace(target, inputs=_examples(lambda batch: _arguments_of(called(batch)[1], batch)))
     if is_function(inputs):
@@ -231,9 +210,7 @@ def _defaults(function: Callable[..., Any], taken: dict[str, str], sizes: Sizes,
         default = inspect.signature(function).parameters[key].default
         if isinstance(default, int):
             found[size_name] = default
-        elif (
-            default is inspect.Parameter.empty and size_name != "batch" and getattr(sizes, size_name) is None
-        ):
+        elif default is inspect.Parameter.empty and size_name == "seq" and sizes.seq is None:
             raise UsageError(f"{name} takes {key}: give --{size_name}")
     return found
 
@@ -279,7 +256,7 @@ def _with_own_inputs(target: Target, model: nn.Module, sizes: Sizes) -> Target:
     config = getattr(model, "config", None)
     if sizes.inputs is None and getattr(model, "main_input_name", None) and hasattr(config, "model_type"):
         own = transformers_target(TransformersModel(config, task_of(type(model)), type(model)), sizes)
-        return replace(target, inputs=own.inputs, seq=own.seq, uses=own.uses)
+        return replace(target, inputs=own.inputs, seq=own.seq, takes_seq=own.takes_seq)
     return target
 
 

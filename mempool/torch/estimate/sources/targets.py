@@ -24,14 +24,12 @@ class Sizes:
 
     Attributes:
         seq: length of sequences, or None for the model's own.
-        image: height and width of images, or None for the model's own.
         task: task of a model of transformers, or None.
         inputs: tensors that the model gets, or None for the model's own.
         labels: whether the inputs include labels for training.
     """
 
     seq: int | None = None
-    image: int | None = None
     task: str | None = None
     inputs: tuple[InputSpec, ...] | None = None
     labels: bool = True
@@ -47,7 +45,7 @@ class Target:
         inputs: makes the inputs for a batch size; None if unknown.
         batch: samples in the model's own inputs; None if these have no batch size.
         seq: length of the model's sequences, if known.
-        uses: the sizes among "seq" and "image" on which the inputs depend.
+        takes_seq: whether the inputs depend on the length of the sequences.
         attributes: of a `Job`, as the target itself decides: optimizer, loss, labels, autocast, ...
         notes: assumptions.
         doubt: why inputs for other batches may be wrong; None if they are right.
@@ -58,7 +56,7 @@ class Target:
     inputs: Callable[[int], Arguments] | None = None
     batch: int | None = None
     seq: int | None = None
-    uses: frozenset[str] = frozenset()
+    takes_seq: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     doubt: str | None = None

@@ -65,7 +65,7 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
 
     Args:
         name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
-            config.json or such a file, or a model in the local cache of the Hugging Face Hub.
+            config.json or such a file.
         arguments: of the configuration, overriding the defaults.
         task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
 
@@ -116,7 +116,9 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
         return _of_file(transformers, Path(name).expanduser(), arguments)
     family, own = _family(transformers, name)
     if family is None:
-        return _cached(transformers, name, arguments)
+        near = difflib.get_close_matches(plain_name(name), known_names(), n=4, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else "such as gpt2, llama-2-7b, LlamaConfig(...)"
+        raise UsageError(f"transformers knows no model {name!r}: {hint}")
     make = functools.partial(family, **own)
     _check_arguments(name, make(), arguments)
     return _made(name, make, arguments)
@@ -141,28 +143,13 @@ def plain_name(name: str) -> str:
     key = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama-", "llama-")
     for end in ("-hf", "-instruct", "-chat", "-v0.1", "-v0.3", "-v1.0", "-uncased", "-cased", "-patch16-224"):
         key = key.removesuffix(end)
-    return key.replace("llama-3.1-", "llama-3-").replace("whisper-large-v2", "whisper-large")
+    return key.replace("llama-3.1-", "llama-3-")
 
 
 def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
     file = path / "config.json" if path.is_dir() else path
     file.open("rb").close()  # raises the error for a wrong name
     return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
-
-
-def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
-    """Return a configuration that an earlier download left on this machine."""
-    try:
-        return transformers.AutoConfig.from_pretrained(name, local_files_only=True, **arguments)
-    except Exception:  # any failure means that no usable configuration exists
-        known = known_names()
-        near = difflib.get_close_matches(plain_name(name), known, n=4, cutoff=0.6)
-        hint = (
-            f"did you mean {', '.join(near)}?" if near else "such as gpt2, bert, llama-2-7b, LlamaConfig(...)"
-        )
-        raise UsageError(
-            f"transformers knows no model {name!r}, and this machine has no config.json of it: {hint}"
-        ) from None
 
 
 def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
@@ -208,29 +195,6 @@ def _usual(transformers: Any, config: Any) -> str:
     raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
-_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
-#: Types of rotary positions that a factor stretches, without a count of the original positions.
-_STRETCHED = ("linear", "dynamic")
-
-
-def _most_positions(config: Any) -> int | None:
-    """Return the largest number of tokens that a configuration has positions for; None: not known."""
-    text = config.get_text_config()
-    found = next((n for name in _FIELDS if isinstance(n := getattr(text, name, None), int) and n > 0), None)
-    if found is not None and getattr(text, "pad_token_id", None) == 1 and "oberta" in type(text).__name__:
-        return found - 2  # positions begin after the padding's
-    return None if found is None else int(found * _stretch(text))
-
-
-def _stretch(text: Any) -> float:
-    """Return the factor by which rotary positions extend the configuration's count."""
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
-    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHED:
-        return 1
-    factor = rope.get("factor")
-    return factor if isinstance(factor, (int, float)) and factor > 1 else 1
-
-
 def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
     """Return the length of the sequences in tokens; None for a model of images.
 
@@ -239,30 +203,24 @@ def sequence_length(model: TransformersModel, requested: int | None) -> int | No
     """
     if model.kind.main_input_name == "pixel_values" and "input_ids" not in model.takes:
         return None
-    most = _most_positions(model.config)
+    text = model.config.get_text_config()
+    fields = (getattr(text, name, None) for name in ("max_position_embeddings", "n_positions"))
+    most = next((size for size in fields if isinstance(size, int) and size > 0), None)
     if requested is None:
         return min(most or OPTIONS.tokens, OPTIONS.tokens)
-    if most is not None and requested > most and not _unbounded(model):
+    computed = getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
+    if most is not None and requested > most and not computed:
         raise UsageError(f"--seq {requested:,}: {model.kind.__name__} has positions for {most:,} only")
     return requested
 
 
-def _unbounded(model: TransformersModel) -> bool:
-    """Return whether positions are computed, so that longer sequences run nevertheless."""
-    text = model.config.get_text_config()
-    return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
-
-
-def model_inputs(
-    model: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
-) -> dict[str, Any]:
+def model_inputs(model: TransformersModel, batch: int, seq: int | None, *, labels: bool) -> dict[str, Any]:
     """Return the named arguments of the model's forward.
 
     Args:
         model: the model.
         batch: samples.
         seq: length returned by `sequence_length`.
-        image: height and width; None for the configuration's.
         labels: whether to include the arguments of the loss.
 
     Raises:
@@ -271,11 +229,9 @@ def model_inputs(
     main, takes = model.kind.main_input_name, model.takes
     given = {}
     if main == "pixel_values" or "pixel_values" in takes:
-        given["pixel_values"] = torch.zeros(batch, *_image(model, image))
+        given["pixel_values"] = torch.zeros(batch, *_image(model))
     if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
-        if "attention_mask" in takes:
-            given["attention_mask"] = torch.ones(batch, seq or 1, dtype=torch.int64)
     if main not in given:
         raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
     return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
@@ -298,8 +254,8 @@ def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str,
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
 
-def _image(model: TransformersModel, image: int | None) -> tuple[int, int, int]:
+def _image(model: TransformersModel) -> tuple[int, int, int]:
     vision = getattr(model.config, "vision_config", model.config)
-    size = image or getattr(vision, "image_size", None) or 224
+    size = getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(getattr(vision, "num_channels", 3) or 3), int(height), int(width)
