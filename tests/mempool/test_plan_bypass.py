@@ -374,15 +374,3 @@ def test_plan_does_not_rest_within_an_iteration() -> None:
             waits.client.retire_unused_patterns()
         assert waits.report().to_dict()["arena_bytes"] >= arena
         large.free(first)
-
-
-def test_plan_followed_now_and_then_does_not_rest() -> None:
-    """An evaluation, for example, never at work at a look."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        rounds(pool, 4, LARGE_SCALE, memory, marks=True)
-        large = pool.report().to_dict()["arena_bytes"]
-        for _ in range(20):
-            run(pool, lambda _: programs.layers(memory, scale=LARGE_SCALE), 1, marks=True)
-            rounds(pool, 1, SMALL_SCALE, memory, marks=True)
-            assert pool.report().to_dict()["arena_bytes"] == large

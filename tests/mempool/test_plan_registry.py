@@ -9,7 +9,6 @@ from pools import simulated
 
 from mempool import Pool
 from mempool.planning.registry import MOST_KNOWN
-from mempool.reporting.explain import DECISIONS, LATEST_DECISIONS
 
 
 def allocations(variant: int) -> int:
@@ -91,16 +90,3 @@ def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
             for _ in range(8):
                 run(pool, variant)
             assert expected in pool.explain()
-
-
-def test_decision_log_is_bounded_and_has_a_text_for_each_decision() -> None:
-    with Pool(simulated(), background=False) as pool:
-        for _ in range(5):
-            for decision in DECISIONS:
-                pool.client.note_decision(decision)
-        logged = [entry["decision"] for entry in pool.client.decisions()]
-        assert len(logged) == 64
-        assert logged[-len(DECISIONS) :] == list(DECISIONS)
-        assert pool.explain().count("iteration 0: ") == LATEST_DECISIONS >= len(DECISIONS)
-        with pytest.raises(ValueError, match="no decision of this name"):
-            pool.client.note_decision("guessed")

@@ -70,15 +70,6 @@ def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
     assert caught.value.filename == path
 
 
-def test_reported_fragmentation_agrees_with_the_reported_bytes(pool: Pool) -> None:
-    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
-    report = pool.report()
-    values = report.to_dict()
-    arena = values["planned_arena_bytes"]
-    assert values["fragmentation"] == pytest.approx(1 - values["peak_load_bytes"] / arena)
-    assert dict(report.rows())["arena as planned"].startswith(f"{arena:,} B")
-
-
 @pytest.mark.parametrize("marks", [True, False])
 def test_metrics_count_steps_where_marked_and_periods_elsewhere(pool: Pool, marks: bool) -> None:
     none = pool.metrics()

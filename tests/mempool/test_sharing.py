@@ -135,14 +135,6 @@ def test_memory_options_are_decided_by_the_first_pool(options: dict[str, Any], w
         Pool(share=one, background=False, **options)
 
 
-def test_equal_options_do_not_conflict_with_the_first_pool() -> None:
-    with Pool(max_reserved="1GiB", background=False) as one:
-        with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
-        with Pool(share=one, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
-
-
 def test_pool_without_stream_sharing_passes_its_setting_on_to_every_sharing_pool() -> None:
     with Pool(simulated(), wait_bytes="never", background=False) as one:
         with Pool(share=one, background=False) as other:

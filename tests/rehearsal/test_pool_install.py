@@ -136,12 +136,6 @@ def test_first_allocating_device_is_planned_and_others_are_served() -> None:
     assert plain.stats()["blocks"]["current"] == 0
 
 
-@alone
-def test_device_index_is_accepted() -> None:
-    pool = install(device="cuda:1")
-    assert owned(pool, tensor(MIB, "cuda:0"), tensor(MIB, "cuda:1")) == [False, True]
-
-
 # --- what is refused
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_limit, same
-from graph_reader import partitioned
+from compiled_programs import compiled, named_limit, partitioned, same
 from models import MODELS
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed

@@ -385,14 +385,6 @@ def test_reach_matches_the_frees_of_the_program(seed: int) -> None:
                 assert reach[keys[follower]].tolist() == expected.tolist()
 
 
-def test_reach_is_empty_without_marks() -> None:
-    trace = program(["a"] * 12, {"a": 0}, {("a", "a"): 2})
-    rows = trace.kind != EventType.MARK
-    found = find_patterns(Trace.of(trace.kind[rows], trace.buffer[rows], trace.size[rows]))
-    assert found
-    assert not any(pattern.reach for pattern in found)
-
-
 def test_reach_is_empty_if_a_sequence_varies() -> None:
     """The order of events in the next iteration then varies, too."""
     rows: list[tuple[int, int, int, int]] = []
