@@ -294,17 +294,9 @@ class Attention(nn.Module):
         q = x.unflatten(-1, (4, -1)).transpose(1, 2)
         return nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(-2)
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.inner = kind(32, 32, batch_first=True)
-    def forward(self, x):
-        return self.inner(x)[0]
-
 LAYERS = {
     "linear": lambda: nn.Linear(32, 32), "dropout": lambda: nn.Dropout(0.1),
     "norm": lambda: nn.LayerNorm(32), "tanh": nn.Tanh, "attention": Attention,
-    "lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU),
 }
 
 class Net(nn.Module):
@@ -314,7 +306,7 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 """
-LAYERS = ("linear", "dropout", "norm", "tanh", "attention", "lstm", "gru")
+LAYERS = ("linear", "dropout", "norm", "tanh", "attention")
 
 
 @pytest.fixture(scope="module")

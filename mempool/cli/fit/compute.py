@@ -117,7 +117,7 @@ def _fit_program(request: FitRequest) -> SizeResult:
         whole=True,
     )
     notes = [*request.notes, *done.notes, WITHOUT_CUDA.format(request.target)]
-    fitted = replace(fitted, warnings=notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
+    fitted = fitted.with_warnings(notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
     return SizeResult(fitted, str(request.target), f"{done.mode}, as a program, on {device}")
 
 

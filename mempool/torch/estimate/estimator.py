@@ -149,7 +149,7 @@ def estimate(
     if fitted.first_step_bytes > fitted.peak_bytes:
         more = fitted.first_step_bytes - fitted.peak_bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    fitted = replace(fitted, warnings=list(warnings))
+    fitted = fitted.with_warnings(list(warnings))
     if limit_bytes is None or largest is False:
         return fitted
     return with_largest_batch(job, fitted, progress=progress)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 #: Bytes; a device's allocator rounds sizes up to a multiple.
 ROUNDED_TO = {"cuda": 512, "cpu": 1}
 AS_FAR_AS_RAN = "only of what ran"
+RECURRENT = (
+    "without cuDNN's recurrent layers: they keep a reserve for the backward pass, which may be most of the "
+    "memory; a rehearsal of the program counts it"
+)
 
 
 class Caveat(NamedTuple):
@@ -166,6 +170,13 @@ class Fit:
             caveats=[*self.caveats, *caveats],
             warnings=[*map(str, caveats), *self.warnings],
         )
+
+    def with_warnings(self, warnings: Sequence[str]) -> Fit:
+        """Return the result with warnings; one on recurrent layers is a caveat."""
+        others = [text for text in warnings if text != RECURRENT]
+        label, _, reason = RECURRENT.partition(": ")
+        caveats = [Caveat(label, reason)] if len(others) < len(warnings) else []
+        return replace(self, warnings=[*self.warnings, *others]).restricted(caveats)
 
     def modules(self, depth: int) -> list[ModuleShare]:
         """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""

@@ -8,8 +8,7 @@ A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the b
 the CPU support everything, but some functions take other buffers there. Inside the block these take the
 target's buffers:
 
-* attention takes a fused kernel; dropout keeps a mask of bytes, not of the input's type; a recurrent layer is
-  one cuDNN call; all through `kernels.py`;
+* attention takes a fused kernel; dropout keeps a mask of bytes, not of the input's type (`kernels.py`);
 * `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`autocast.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
 * the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing.
@@ -20,7 +19,8 @@ would fail or take another way.
 Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
 deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
 requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
-except for attention's backward pass, which is large and known.
+except for attention's backward pass, which is large and known. cuDNN's recurrent layers are not emulated:
+their estimate has a caveat.
 """
 
 from __future__ import annotations

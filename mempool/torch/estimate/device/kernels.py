@@ -9,9 +9,6 @@ the two differ by tens of percent. `is_fused` has the conditions of FlashAttenti
 kernel (`ATen/native/transformers/cuda/sdp_utils.cpp`). cuDNN's attention, which Hopper prefers, takes as
 much memory where one of these two could run; where only cuDNN could, the unfused form is assumed, which needs
 more.
-
-Recurrent layers: the CPU steps through time and keeps each step's gates; cuDNN makes the output, the last
-states and one reserve, kept for the backward pass, whose content is not documented; see `KEPT`.
 """
 
 from __future__ import annotations
@@ -34,9 +31,6 @@ _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 #: Elements; rows of a mask must begin at multiples of this number: `mem_eff_alignment` of `attention.cpp`.
 _MASK_ALIGNMENT = 8
-#: Estimate of the values that cuDNN keeps for the backward pass, per step, in multiples of the hidden size:
-#: the gates, and the cell's or hidden state.
-KEPT = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,50 +156,6 @@ def _scratch(query: Tensor, key: Tensor) -> list[Tensor]:
     return found
 
 
-def recurrent_layer(kind: str, *args: Any) -> tuple[Tensor, ...]:
-    """Return the result of `torch.lstm` and similar functions; ``args`` as theirs, packed sequences too.
-
-    Returns:
-        The output and the last states: hidden, and for an LSTM the cell's.
-    """
-    packed = isinstance(args[3], (list, tuple))
-    inputs = args[0]
-    states, weights, _, layers, dropout, train, bidirectional, *_rest = args[2 if packed else 1 :]
-    states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
-    if torch.is_autocast_enabled("cpu"):
-        low = torch.get_autocast_dtype("cpu")
-        inputs, *states = (t.to(low) for t in (inputs, *states))
-        weights = [w.to(low) for w in weights]
-    directions, width = (2 if bidirectional else 1), states[0].shape[-1]
-    kept = 0
-    if train and torch.is_grad_enabled():
-        units = inputs.shape[:-1].numel() * directions * states[-1].shape[-1]
-        kept = KEPT[kind] * units * layers * inputs.dtype.itemsize
-        kept += units * (layers - 1) if dropout > 0 else 0
-    shape = (*inputs.shape[:-1], width * directions)
-    made: tuple[Tensor, ...] = _Layer.apply(shape, kept, len(states), inputs, *states, *weights)
-    return made
-
-
-class _Layer(torch.autograd.Function):
-    """One call of cuDNN's recurrent layers."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, shape: tuple[int, ...], kept: int, states: int, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        inputs = tensors[0]
-        made = (inputs.new_empty(shape), *(t.new_empty(t.shape) for t in tensors[1 : 1 + states]))
-        ctx.save_for_backward(*tensors, made[0], inputs.new_empty(kept, dtype=torch.uint8))
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors[:-2]
-        wanted = zip(tensors, ctx.needs_input_grad[3:], strict=True)
-        return (None, None, None, *(torch.empty_like(t) if need else None for t, need in wanted))
-
-
 @contextlib.contextmanager
 def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
     """Let the dispatcher call these kernels, in the whole process, while the block runs.
@@ -230,7 +180,6 @@ def cuda_kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     overrides: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": lambda *args, **kwargs: _attention(capability, *args, **kwargs),
         "dropout": _dropout,
-        **{f"{kind}.{form}": _recurrent(kind) for kind in KEPT for form in ("input", "data")},
     }
     return {name: for_fake_tensors(name, kernel) for name, kernel in overrides.items()}
 
@@ -257,7 +206,3 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Any:  # noqa: FBT001 - th
     """Follow `is_fused_kernel_acceptable` in `ATen/native/Dropout.cpp`."""
     fused = train and 0 < p < 1 and tensor.numel() > 0
     return torch.native_dropout(tensor, p, train)[0] if fused else NotImplemented
-
-
-def _recurrent(kind: str) -> Callable[..., Any]:
-    return lambda *args: recurrent_layer(kind, *args)

@@ -52,7 +52,7 @@ EAGER = "the result is of the eager model, and a compiled one may need more or l
 def fake_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
     """Return the model of ``make`` on tensors without memory; called inside a FakeTensorMode.
 
-    Hooks of a real model are shared with its copy, and run.
+    The model is copied, since a run changes it. Hooks are shared with the copy, and run.
 
     Raises:
         UsageError: the result is no module, or cannot be copied.
@@ -63,8 +63,7 @@ def fake_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
     model = unwrapped(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
-    if not all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in _held(model)):
-        model = _copied(model)
+    model = _copied(model)
     for module in model.modules():
         module._compiled_call_impl = None  # of module.compile()
         for name, child in module._modules.items():
@@ -105,10 +104,13 @@ def _copied(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for module in model.modules():
         for tensor in pytree.tree_leaves(list(vars(module).values())):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
+            if isinstance(tensor, torch.Tensor) and type(tensor) is not FakeTensor and id(tensor) not in memo:
                 memo[id(tensor)] = fake_of(tensor, bases)
+    fake = not memo
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
+        if fake:
+            return model  # without memory already, and probably made for this run
         text = f"{type(error).__name__}: {error}"
         raise UsageError(f"the model cannot be copied ({text}): give a function that makes it") from error

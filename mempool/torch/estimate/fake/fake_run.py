@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
@@ -22,6 +23,7 @@ from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
+from mempool.torch.estimate.result import RECURRENT
 from traces.trace import COLUMNS
 
 READS_VALUES = (
@@ -33,7 +35,6 @@ HOST = "host"
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mempool.torch.estimate.job import Job
@@ -75,6 +76,8 @@ def run(
     ):
         made = _ModelAndOptimizers.of(job)
         running.model = made.model
+        if job.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in made.model.modules()):
+            warn(RECURRENT)
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
             inputs = _inputs(job, recorder)
             begin = _train if job.mode == "train" else _infer

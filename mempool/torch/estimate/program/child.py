@@ -38,6 +38,7 @@ from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import Request, Result
 from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
+from mempool.torch.estimate.result import RECURRENT
 from mempool.torch.estimate.sources.scripts import keep_source
 from traces.formats.parquet import write_trace
 
@@ -150,6 +151,8 @@ class _Program:
             self._finish()
 
     def _before_module(self, module: nn.Module, _: Any) -> None:
+        if self.request.device == "cuda" and isinstance(module, nn.RNNBase):
+            self._note(RECURRENT)
         if threading.current_thread() is not threading.main_thread() and any(
             True for _ in module.parameters()
         ):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import TYPE_CHECKING
-
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.torch.estimate.fake.isolation import shared_isolation
 from mempool.torch.estimate.options import OPTIONS
@@ -16,8 +13,6 @@ from mempool.torch.estimate.result import Advice, Fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from mempool.torch.estimate.job import Job
 
@@ -43,7 +38,6 @@ def advise(
     Raises:
         UsageError: ``fit`` belongs to a job that cannot be tried.
     """
-    job = _with_separate_models(job)
     trials = Trials(job, fit, most_runs, time.process_time() + most_seconds, progress)
     tried = [(strengths, trials.try_weakest(strengths)) for strengths in changes_of(job)]
     alone = [(strengths, remedy) for strengths, remedy in tried if remedy is not None]
@@ -53,20 +47,6 @@ def advise(
     )
     cheapest, combined = cheapest_of(trials, alone) if fit.fits is False else (None, None)
     return Advice(remedies, cheapest, combined, trials.failures(), hints(job, fit))
-
-
-def _with_separate_models(job: Job) -> Job:
-    """Return the job with a copy of a fake model for each run, which may change the model.
-
-    A real model is copied by the code that runs the job.
-    """
-
-    def make() -> nn.Module:
-        model = job.model()
-        fake = all(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-        return copy.deepcopy(model) if fake else model
-
-    return job.replace(model=make)
 
 
 def hints(job: Job, fit: Fit) -> list[str]:

@@ -28,7 +28,7 @@ from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.sources import transformers_models
 from mempool.torch.estimate.sources.optimizers_and_losses import resolve_names
 from mempool.torch.estimate.sources.scripts import fake_execution, load_module, load_script, without_training
-from mempool.torch.estimate.sources.targets import Sizes, Target, fresh_tensor, model_copies
+from mempool.torch.estimate.sources.targets import Sizes, Target, fresh_tensor
 from mempool.torch.estimate.sources.transformers_models import (
     TransformersModel,
     task_of,
@@ -118,7 +118,7 @@ def _module_target(module: ModuleType, spec: ModelSpec, sizes: Sizes) -> Target:
         if spec.arguments:
             raise UsageError(f"{name} is a model already: it takes no arguments")
         title = f"{name}, a {type(value).__name__}"
-        target = _with_own_inputs(Target(title, model_copies(value), notes=_notes(value, name)), value, sizes)
+        target = _with_own_inputs(Target(title, lambda: value, notes=_notes(value, name)), value, sizes)
     elif callable(value):
         target = _function_target(value, name, spec.arguments, sizes)
     else:

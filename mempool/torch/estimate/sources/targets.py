@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,18 +57,6 @@ class Target:
     attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     doubt: str | None = None
-
-
-def model_copies(model: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that copies a fake model for each run; the run itself copies a real model."""
-    held = [leaf for module in model.modules() for leaf in pytree.tree_leaves(list(vars(module).values()))]
-    tensors = [leaf for leaf in held if isinstance(leaf, FakeTensor)]
-
-    def copied() -> nn.Module:
-        memo: dict[int, Any] = {id(tensor): fresh_tensor(tensor) for tensor in tensors}
-        return copy.deepcopy(model, memo)
-
-    return copied if tensors else lambda: model
 
 
 def fresh_tensor(tensor: torch.Tensor) -> torch.Tensor:
