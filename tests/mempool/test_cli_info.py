@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +86,6 @@ def test_memory_at_the_peak_is_reported_with_its_remedies(trace_file: Trace, cli
         "stranded",
     )
     assert [part for part in parts if part not in text] == []
-
-
-def test_idle_memory_is_reported_where_accesses_were_recorded(trace_file: Trace, cli: Cli) -> None:
-    """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
-    said = per_device(cli)
-    assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
-    assert said["late_bytes"] == (40 + 8 + 100) * KIB
-    assert "148 KiB last used before" in " ".join(cli.printed("info t.trace").split())
-    assert per_device(cli, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
-    silent = (trace_file.kind != R) & (trace_file.kind != W)
-    told = {name: getattr(trace_file, name)[silent] for name in COLUMNS}
-    write_trace(dataclasses.replace(trace_file, **told), "t.trace")
-    assert (said := per_device(cli))["idle_bytes"] is None is said["late_bytes"]
-    assert "idle" not in cli.printed("info t.trace")
 
 
 def test_recorded_categories_modules_and_phases_are_reported(

@@ -41,13 +41,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def hard() -> Buffers:
-    """No order finds the bound at once."""
-    rng = np.random.default_rng(5)
-    start = rng.integers(0, 60, 120)
-    return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
-
-
 def test_trace_is_planned_checked_and_shown(folder: Path, cli: Cli) -> None:
     """The plan of the steady iteration passes the independent check and agrees with the file."""
     planned = cli.answer("plan t.trace -o p.plan")
@@ -69,16 +62,6 @@ def test_whole_trace_is_planned_on_a_line(folder: Path, cli: Cli) -> None:
         planned = cli.answer("plan t.trace --whole -o", name)
         assert (planned["period"], planned["iterations"]) == (None, 1)
         assert cli.answer("check", name, "t.trace")["ok"]
-
-
-def test_csv_plan_of_a_seed_is_reproducible_and_matches_rows_in_any_order(folder: Path, cli: Cli) -> None:
-    for name in ("one.csv", "two.csv"):
-        cli.run("plan b.csv --seed 7 --nodes 5000 -o", name)
-    assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
-    header, *rows = Path("one.csv").read_text().splitlines()
-    Path("two.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
-    for name in ("one.csv", "two.csv"):
-        cli.run("check", name, "b.csv")
 
 
 def test_wrong_plan_or_plan_of_another_trace_is_refused(folder: Path, cli: Cli) -> None:
@@ -118,23 +101,6 @@ def test_several_capacities_plan_several_arenas(folder: Path, cli: Cli) -> None:
     assert cli.answer("check t.plan t.trace")["ok"]
     assert cli.answer("info t.plan")["arenas"] == planned["arenas"]
     assert re.search(r"arena 1 .* of .*, \d+ buffers", cli.printed(command))
-
-
-def test_target_ends_the_search(folder: Path, cli: Cli) -> None:
-    """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
-    write_csv(hard(), "hard.csv")
-    first, best = (cli.answer("plan hard.csv --nodes", n) for n in ("0", "30000000"))
-    assert best["arena_bytes"] < first["arena_bytes"]
-    for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
-        planned = cli.answer(f"plan hard.csv --target '{target}'")
-        assert (planned["status"], planned["stopped_by"]) == ("feasible", "target")
-        assert best["arena_bytes"] < planned["arena_bytes"] < first["arena_bytes"]
-    for target in ("0", "0%"):  # the bound ends it first, or the nodes
-        planned = cli.answer(f"plan hard.csv --target '{target}' --nodes 30000000")
-        assert planned["arena_bytes"] == best["arena_bytes"]
-    for target in ("9" * 9 + "%", "9e12TiB"):
-        planned = cli.answer(f"plan hard.csv --target '{target}'")
-        assert planned["stopped_by"] == "target"
 
 
 def processor_seconds(pid: int) -> float:
@@ -183,16 +149,6 @@ def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
     assert shown["peak_load_bytes"] == 150
     largest = [(entry["size_bytes"], entry.get("operation")) for entry in shown["largest_at_peak"]]
     assert largest == [(100, "matmul"), (50, None)]
-
-
-def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(folder: Path, cli: Cli) -> None:
-    """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
-    cli.run("plan t.trace -o p.plan")
-    for name in ("b.csv", "t.trace", "p.plan"):
-        shown = cli.answer("info", name, "--largest 100000")
-        total = sum(entry["size_bytes"] * entry["instances"] for entry in shown["largest_at_peak"])
-        iteration = shown["iteration_peak_load_bytes"]
-        assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
 
 
 def test_empty_trace_is_no_error(folder: Path, cli: Cli) -> None:

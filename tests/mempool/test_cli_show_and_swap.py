@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from answers import Cli
 from shown import Packed, four_buffers
@@ -18,7 +17,6 @@ from snapshots import segment, stored
 from swap_steps import MIB, training
 
 from mempool.cli.app import call
-from traces import Trace
 from traces.formats.parquet import write_trace
 from traces.workload import generate
 
@@ -161,24 +159,6 @@ def test_page_opens_with_the_swaps(swap_folder: Path, more: str, cli: Cli) -> No
     assert said["timelines"][:2] == ["device, with swaps", "host, copies"]
     assert [one["of"] for one in said["views"]][:2] == said["timelines"][:2]
     assert (swap_folder / "run.html").stat().st_size > 100_000
-
-
-@drawn
-def test_planned_device_of_several_is_drawn(swap_folder: Path, cli: Cli) -> None:
-    one = training()
-    two = Trace.of(
-        np.tile(one.kind, 2),
-        np.concatenate([one.buffer, np.where(one.buffer < 0, -1, one.buffer + 1000)]),
-        np.tile(one.size, 2),
-        device=np.repeat([0, 1], len(one)),
-        time_ns=np.tile(one.time_ns, 2),
-        operation=np.tile(one.operation, 2),
-        names=one.names,
-        metadata=one.metadata,
-    )
-    write_trace(two, "two.trace")
-    cli.run("swap two.trace --device 1 --limit 33MiB -o moves.json")
-    assert cli.answer("show two.trace --swap moves.json")["timelines"][0] == "device, with swaps"
 
 
 #: Path of a value in the file of moves, and a wrong value.

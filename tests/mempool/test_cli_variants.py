@@ -20,11 +20,10 @@ import mempool.planning.joint_planning
 from mempool import Pool
 from mempool.cli.app import call
 from mempool.cli.check import matching_plans
-from mempool.offline import read_input, with_first
+from mempool.offline import read_input
 from mempool.planning.joint_planning import plan_jointly
 from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
 from solvers import PlanError, peak_load
-from solvers.packing.check import check_variants
 from solvers.packing.variants import VariantSet
 from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
@@ -137,12 +136,6 @@ def test_for_several_arenas_the_largest_is_planned_alone(folder: Path, cli: Cli)
     assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
 
 
-def test_variant_beyond_the_capacity_yields_no_plan(folder: Path, cli: Cli) -> None:
-    fitting = cli.answer("plan run.trace")
-    result = cli.answer(f"plan run.trace --capacity {fitting['arena_bytes'] // 2}", code=1)
-    assert (result["variants"], result["arena_bytes"]) == (None, None)
-
-
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
 def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: int, together: bool) -> None:
@@ -212,17 +205,6 @@ def test_each_of_lifetime_reach_and_staying_is_compared(folder: Path) -> None:
         changed = dataclasses.replace(given, pattern=dataclasses.replace(given.pattern, **longer))
         with pytest.raises(PlanError, match="lives longer than planned"):
             matching_plans(folder / "run.plan", solved, changed)
-
-
-def test_first_plan_carries_its_joint_plans_along(folder: Path) -> None:
-    saved = read_plans(folder / "run.plan")
-    other = with_first(saved, saved.plans[2])
-    assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
-    assert [other.plans[n].key for n in other.variants] == [saved.plans[n].key for n in saved.variants]
-    for number, kind in other.variants.items():
-        assert len(kind) == len(other.plans[number].buffers)
-        assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
-    check_variants(list(other.variants.values()), [other.plans[number].plan for number in other.variants])
 
 
 @pytest.mark.parametrize("capacity", ["largest", "less than together"])

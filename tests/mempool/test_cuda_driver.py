@@ -13,7 +13,6 @@ import pytest
 from cores import pattern
 from fake_cuda import (
     DEINITIALIZED,
-    GETS_MEMORY,
     KINDS,
     NOT_INITIALIZED,
     FakeCuda,
@@ -197,20 +196,6 @@ def test_fake_driver_reports_calls_from_a_wrong_context(fake: FakeCuda) -> None:
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@every_kind
-def test_streams_in_turn_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
-    """Memory freed by another stream would be waited for, returned, and taken again each time."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    streams, taken = (fake.stream(), 0), list[int]()
-    for _ in range(20):
-        for stream in streams:
-            client.free(client.allocate(30 * MIB, stream), stream)
-        taken.append(sum(fake.calls(symbol) for symbol in GETS_MEMORY[kind]))
-    assert taken[0] == taken[-1]
 
 
 @every_kind

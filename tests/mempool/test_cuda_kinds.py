@@ -324,29 +324,6 @@ def test_plan_prefetches_managed_memory_before_page_faults(fake: FakeCuda) -> No
     assert fake.calls("cuStreamCreate") == 1
 
 
-def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:
-    """Skipped slots, stray sizes and another plan cost a few calls, not a call for each slot each time."""
-    fake.set_capacity(16 * MIB)
-    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
-    sizes = [MIB + 512 * k for k in range(24)]
-    rng = random.Random(3)
-    for plan in range(3):
-        installed(client, sizes, [2 * MIB * ((k + plan) % 24) for k in range(24)])
-        for _ in range(20):
-            before = fake.calls("cuMemPrefetchAsync")
-            live = []
-            for size in sizes:
-                if rng.random() < 0.05:
-                    continue
-                live.append(client.allocate(size))
-                if rng.random() < 0.05:
-                    live.append(client.allocate(777_777))
-            for address in live:
-                assert client.free(address)
-            client.mark(_core.Mark.STEP)
-            assert fake.calls("cuMemPrefetchAsync") - before <= 3 * len(sizes)
-
-
 # --- the setting
 
 
@@ -373,20 +350,6 @@ def test_page_remains_mapped_after_a_failed_unmap(fake: FakeCuda) -> None:
     memory.release(space, 8 * MIB)
     assert fake.live_bytes() == 2 * MIB  # its addresses are nobody else's
     fake.reset()
-
-
-@pytest.mark.parametrize("kind", ["plain", "managed", "growing"])
-@pytest.mark.parametrize("by", ["limit", "card"])
-def test_remainder_smaller_than_a_segment_is_used(fake: FakeCuda, kind: str, by: str) -> None:
-    if by == "card" and kind != "managed":
-        fake.set_capacity(42 * MIB)
-    limit = {"max_reserved": 42 * MIB} if by == "limit" else {}
-    client = _core.Client(_core.Pool(device=fake.device(memory=kind), **limit), "test")
-    live = [client.allocate(12 * MIB), client.allocate(18 * MIB)]
-    live += [client.allocate(MIB) for _ in range(4)]
-    assert 0 not in live
-    for address in live:
-        assert client.free(address)
 
 
 # --- waiting lets Python run

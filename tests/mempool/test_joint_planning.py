@@ -242,17 +242,6 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
     assert len(again.variants) == 3
 
 
-def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> None:
-    saved(tmp_path / "first", at_random((900, 1300)))
-    with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
-        learner = pool.planner.learner
-        del learner.registry._plans[1]  # as where many more have come since
-        pool.save(tmp_path / "second")
-    again = read_plans(tmp_path / "second")
-    assert len(again.plans) == 1
-    assert not again.variants
-
-
 def test_variant_of_long_ago_blocks_no_variant(pool: Pool, memory: programs.Watched) -> None:
     """The recording no longer shows the variants that followed."""
     order = at_random((900, 1300, 1900))

@@ -181,21 +181,3 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
     assert "are in use beside the plan" in pool.explain()
     for address in kept:
         memory.free(address)
-
-
-#: Of more allocations than the recording holds three times.
-LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
-
-
-@pytest.mark.parametrize("held", [0, 256 << 20])
-def test_iteration_longer_than_the_recording_is_planned_where_memory_allows(pool: Pool, held: int) -> None:
-    """The recording may take a sixteenth of the memory that the pool holds."""
-    memory = programs.Watched(pool)
-    kept = memory.allocate(max(held, 1))
-    for _ in range(8):
-        for size in LONG:
-            memory.free(memory.allocate(size))
-        pool.plan_now()
-    assert pool.plans == (1 if held else 0)
-    assert ("three times, or twice" in pool.explain()) == (held == 0)
-    memory.free(kept)

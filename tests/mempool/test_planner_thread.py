@@ -220,17 +220,6 @@ def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.Mon
     assert asked == [False]
 
 
-def test_few_marked_iterations_are_enough_for_a_plan() -> None:
-    """The iterations have fewer events than a look without marks requires."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        for _ in range(6):
-            pool.step()
-            for size in (5000, 6000, 7000, 8000):
-                memory.free(memory.allocate(size))
-        assert pool.wait(60)
-
-
 LONG = 100.0
 
 

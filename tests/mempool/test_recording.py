@@ -155,30 +155,6 @@ def test_tape_on_disk_equals_the_tape_in_memory(tmp_path: Path, piece: int) -> N
     assert cores[1].client.state()["trace_lost"] == 0
 
 
-def test_disk_space_is_returned(tmp_path: Path) -> None:
-    core = Core()
-    core.client.set_tracing(True, folder=str(tmp_path), piece=10)
-
-    def in_files() -> list[int]:
-        links = list(Path("/proc/self/fd").iterdir())
-        ours = [link for link in links if link.is_symlink() and str(tmp_path) in str(link.readlink())]
-        return [link.stat().st_size for link in ours]
-
-    for _ in range(50):
-        core.free(core.allocate(1000))
-    assert in_files() == [100 * RECORD.itemsize]
-    while core.client.take_trace():
-        pass
-    assert in_files() == [0]
-    for _ in range(50):
-        core.free(core.allocate(1000))
-    core.client.set_tracing(False)
-    assert len(in_files()) == 1
-    while core.client.take_trace():
-        pass
-    assert in_files() == []
-
-
 def test_program_with_allocations_only_is_recorded_in_bounded_memory(tmp_path: Path) -> None:
     """Nobody writes the trace meanwhile: waiting records are in the file."""
     program = """if True:

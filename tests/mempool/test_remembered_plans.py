@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from pools import simulated
 
-from mempool import Pool, UsageError, _core
+from mempool import Pool, _core
 from mempool.planning import remembered_plans
 from mempool.planning.options import OPTIONS
-from mempool.settings import settings
 
 MEMPOOL = Path(sys.executable).with_name("mempool")
 PROGRAM = """
@@ -321,14 +320,6 @@ def test_plans_made_in_place_of_remembered_ones_are_not_kept(cache: Path) -> Non
         iterate(pool, 4)
         iterate(pool, 12, 30)
     assert file.read_bytes() != before
-
-
-def test_other_values_of_remember_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="remember is 'always'"):
-        settings(remember="always")
-    monkeypatch.setenv("MEMPOOL_REMEMBER", "always")
-    with pytest.raises(UsageError, match="MEMPOOL_REMEMBER is 'always', not 1, 0 or fresh"):
-        settings()
 
 
 @pytest.mark.parametrize(

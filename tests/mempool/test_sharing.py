@@ -74,16 +74,6 @@ def test_counts_are_of_each_and_memory_is_of_both(pools: tuple[Pool, Pool]) -> N
         pool.free(address)
 
 
-def test_resetting_the_peaks_of_a_pool_leaves_the_peaks_of_the_other(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-    one.free(one.allocate(MIB))
-    one.trim()
-    other.client.reset_peaks()
-    report = one.report().to_dict()
-    assert report["requested_peak_bytes"] == MIB
-    assert report["reserved_bytes"] < MIB <= report["reserved_peak_bytes"]
-
-
 def test_out_of_memory_error_counts_the_live_bytes_of_both_pools() -> None:
     with (
         Pool(simulated(4 * MIB), background=False) as one,

@@ -56,19 +56,6 @@ def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None
     assert int(growing.reserved[ends[100] :].max()) <= 1.25 * peak
 
 
-def test_only_missing_pages_are_returned() -> None:
-    """Twelve GiB behind a lasting buffer, in place of ten: two of the ten before the buffer are returned."""
-    one = 1 << 30
-    ten, stays, behind = (
-        (EventType.ALLOC, 10 * one, 0),
-        (EventType.ALLOC, 2 * MIB, 0),
-        (EventType.ALLOC, 12 * one, 0),
-    )
-    trace = trace_of([ten, stays, ten, (EventType.FREE, 0, 0), (EventType.FREE, 1, 0), behind])
-    calls = simulate(trace, GROWING).driver_calls
-    assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
-
-
 @settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
 def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int | None, name: str) -> None:

@@ -191,21 +191,6 @@ def test_live_events_are_bounded() -> None:
     assert core.device.counts().events_alive == 0
 
 
-def test_stream_waits_only_once_for_the_same_free() -> None:
-    core = Core()
-    core.client.load(None, two_streams(shared=True))
-    core.step()
-    core.run(SIZES)
-    addresses = [core.allocate(size, 5) for size in SIZES]
-    first = wait_count(core)
-    for address in addresses:  # in the order of their allocation
-        core.free(address, 5)
-    core.step()
-    core.run([], stream=5)
-    assert [core.allocate(size, 5) for size in SIZES] == addresses
-    assert wait_count(core) == first
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_plan_of_another_process_maps_streams_by_their_first_allocations(late: bool) -> None:
     """Stream handles have no meaning in another process."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instances import crossing, hard, tight
+from instances import crossing, hard
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS
@@ -55,23 +55,6 @@ def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> Non
     assert reports
     assert threads == {threading.get_ident()}
     check_reports(reports, plan)
-
-
-def test_progress_is_reported_without_improvements() -> None:
-    reports, better = list[Progress](), list[Plan]()
-    stop = Stop(nodes=60_000_000)
-    buffers = tight(1500, 3)
-    plan = solve(
-        buffers, solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append
-    )
-    check_reports(reports, plan)
-    last = reports[-1]
-    assert last.arena_bytes == plan.arena_bytes
-    assert last.lower_bound_bytes == plan.lower_bound_bytes
-    assert last.gap == plan.gap > 0
-    since = {progress.nodes for progress in reports if progress.arena_bytes == plan.arena_bytes}
-    assert len(since) > 1
-    assert len({progress.nodes for progress in reports}) > len(better)
 
 
 def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from recordings import MIB, check_simulation, event_traces, random_trace, recording_of, trace_of
 
 from solvers.simulators import judge, simulate
-from solvers.simulators.pytorch import PyTorch
 from traces.errors import TraceError
 from traces.formats.snapshot import read_snapshot
 from traces.trace import EventType, Trace
@@ -109,17 +108,6 @@ def test_settings_are_parsed_like_pytorch(conf: str, name: str, value: object) -
 def test_invalid_settings_are_named(conf: str, what: str) -> None:
     with pytest.raises(ValueError, match=what.replace("[", r"\[")):
         simulate(trace_of([]), "pytorch", conf=conf)
-
-
-def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
-    simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:True")
-    with pytest.raises(ValueError, match=r"expandable_segments:False is the allocator pytorch$"):
-        simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
-
-
-def test_division_lists_need_sixteen_numbers() -> None:
-    with pytest.raises(ValueError, match="has 3 numbers, not 16"):
-        PyTorch(roundup_power2_divisions=(1, 2, 4))
 
 
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"

@@ -16,7 +16,7 @@ from rewriting_models import least_seconds, limited_net, slow_loads, slow_second
 from swap_steps import links, schedules
 
 from solvers.errors import PlanError
-from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
+from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
 from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.rewriting.decide import Decider, decide, least_limit
 from solvers.rewriting.judge import simulate
@@ -62,16 +62,6 @@ def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
     for limit in (least - 1, 0, -1):
         with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}: \d+ .* \d+ that stay"):
             decide(graph, limit, link, outside_bytes=100)
-
-
-def test_swapping_everything_keeps_values_away_between_uses():
-    graph, link = chain(8), Link.of_rate(1e9)
-    made = Decider(graph, link).offload_everything()
-    assert {offload.value for offload in made.rewriting.offloads} == set(range(1, 7))  # 7 is read at once
-    assert made.peak_bytes == least_limit(graph, link)[0]
-    assert Decider(graph, link, host_limit=made.host_bytes).offload_everything().peak_bytes == made.peak_bytes
-    with pytest.raises(PlanError, match=rf"needs {made.host_bytes} bytes on the host"):
-        Decider(graph, link, host_limit=made.host_bytes - 1).offload_everything()
 
 
 def test_decision_without_host_memory_recomputes():
@@ -127,19 +117,6 @@ def test_copy_uses_the_link_or_program_calls_by_its_size(own_bytes: int, size: i
         assert link.out(sizes) == (0.0 if own else LINK.out(sizes))
         assert link.back(sizes) == (0.0 if own else LINK.back(sizes))
         assert calls.seconds_of(sizes) == (3.0 + 0.5 * size if own else 5.0)
-
-
-def test_copies_cost_program_time_and_operations_keep_theirs() -> None:
-    graph, calls = chain(3, size=8), CopyOverhead(5.0, 8, 3.0, 0.5)
-    made = calls.applied_to(
-        apply_rewriting(graph, Rewriting((Offload(1, (Reload((4,), -1),), after=0, release=2),)))
-    )
-    copies = np.isin(made.role, (Role.OFFLOAD, Role.RELOAD))
-    assert made.seconds[copies].tolist() == [7.0, 7.0]
-    assert made.seconds[~copies].tolist() == graph.seconds.tolist()
-    timed = simulate(made, calls.overlapped(LINK))
-    assert timed.stall_seconds == 0
-    assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
 
 
 @settings(max_examples=10)

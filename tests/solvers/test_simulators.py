@@ -54,24 +54,11 @@ def test_limit_is_kept(allocator: str, trace: Trace, limit: int) -> None:
 
 
 @every
-def test_fragmentation_of_zero_byte_requests_is_zero_or_whole(allocator: str) -> None:
-    simulation = simulate(Trace.of([0, 0], [0, 1], [0, 0]), allocator)
-    assert simulation.fragmentation == (1 if simulation.peak_reserved_bytes else 0)
-
-
-@every
 def test_sizes_beyond_any_device_fail(allocator: str) -> None:
     trace = Trace.of([0, 0, 1, 1], [0, 1, 0, 1], [1 << 62, 1 << 57, 0, 0])
     simulation = simulate(trace, allocator)
     assert simulation.failed_at == 0
     assert (simulation.live == 0).all()
-
-
-def test_fragmentation_counts_requested_bytes() -> None:
-    simulation = simulate(trace_of([(0, MIB, 0), (0, MIB // 2, 0)]), "first_fit")
-    assert simulation.peak_reserved_bytes == 2 * MIB
-    assert simulation.fragmentation == 0.25
-    assert simulation.largest_free_bytes == MIB // 2  # when most of the most held is in use
 
 
 @settings(max_examples=80)

@@ -136,25 +136,6 @@ def test_planner_is_deterministic(data: st.DataObject) -> None:
         assert getattr(first, name).tolist() == getattr(second, name).tolist()
 
 
-def hump(layers: int = 8, size: int = 4) -> Step:
-    """Each layer's output is written on the way up and read on the way down."""
-    k = 2 * layers
-    return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
-
-
-def test_no_absence_of_a_long_step_is_left_out() -> None:
-    """Each absence is needed: all but three layers' outputs must be away."""
-    layers = 2100
-    made = OffloadPlanner(hump(layers), Link(0.0, 1e-3, 0.0, 1e-3), tries=0)
-    assert len(made.absences) == layers - 1
-    limit = 4 * 4
-    assert made.floor()[0] <= 2 * 4
-    held = made.hold(limit)
-    assert held.peak_bytes <= limit
-    assert held.stall_seconds == 0
-    assert made.without_stall().peak_bytes <= limit
-
-
 def test_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
     step = step_from(
         [1.0] * 4, [(5, [(0, True), (1, False)]), (7, [(1, True), (3, False)]), (2, [(1, True)])]
@@ -164,6 +145,12 @@ def test_limit_below_the_working_set_is_refused_with_its_numbers() -> None:
         PlanError, match=r"no gain possible below 14 bytes: operation 1 touches 14 bytes, and 0"
     ):
         made.hold(13)
+
+
+def hump(layers: int = 8, size: int = 4) -> Step:
+    """Each layer's output is written on the way up and read on the way down."""
+    k = 2 * layers
+    return step_from([1.0] * k, [(size, [(i, True), (k - 1 - i, False)]) for i in range(layers)])
 
 
 def test_plan_within_a_slowdown_keeps_the_slowdown() -> None:

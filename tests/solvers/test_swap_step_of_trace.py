@@ -134,15 +134,6 @@ def test_sizes_are_rounded_to_the_allocators_alignment() -> None:
     assert step_of(program.trace(alignment="512")).peak_bytes == 1024
 
 
-def test_times_may_be_given() -> None:
-    program = Program()
-    made = program.operation(0, 100, [])
-    program.operation(1, 300, [made])
-    trace = program.trace()
-    assert step_of(trace, bandwidth=100.0).seconds.tolist() == [1.0, 4.0]
-    assert step_of(trace, seconds=lambda step: np.full(len(step), 2.0)).duration == 4.0
-
-
 def test_trace_without_accesses_or_time_is_refused() -> None:
     silent = Trace.of([EventType.ALLOC, EventType.FREE], [0, 0], [4, 0])
     with pytest.raises(PlanError, match="no reads and writes"):
@@ -312,19 +303,6 @@ def test_duplicate_move_is_refused() -> None:
         replay(chain(), FREE, twice)
 
 
-def test_value_only_read_since_its_copy_need_not_be_copied_again() -> None:
-    link = Link(1.0, 0.0, 0.0, 0.0)
-    both = Schedule(*np.array([[0, 0], [0, 4], [0, 4], [2, 5], [3, 7], [4, 8]]), np.array([True, False]))
-    found = replay(chain(), link, both)
-    assert found.stall_seconds == 0
-    assert found.moved_bytes == 4
-    assert found.returned_bytes == 8
-    assert found.host_load.tolist() == [4] * 9 + [0]
-    alone = both.select(np.array([1]))
-    with pytest.raises(PlanError, match="no copy"):
-        replay(chain(), link, alone)
-
-
 def good_copies(step: Step, schedule: Schedule) -> list[bool]:
     """Return for each move whether the host has a copy at the begin, by walking back over the accesses."""
     k, good = len(step), []
@@ -354,14 +332,6 @@ def test_skippable_copies_equal_a_walk_along_the_accesses(data: st.DataObject) -
         copied[row] = False
         with pytest.raises(PlanError, match=f"move {row} .* no copy"):
             replay(step, link, dataclasses.replace(schedule, copied=copied))
-
-
-def test_a_single_engine_makes_all_copies_of_a_half_duplex_link() -> None:
-    step = step_from([1.0] * 10, [(4, [(4, True), (9, False)]), (4, [(0, True), (6, False)])])
-    both = Schedule(*np.array([[0, 1], [4, 0], [4, 0], [6, 2], [8, 5], [9, 6]]), np.array([True, True]))
-    link = Link(0.0, 0.25, 0.0, 0.25)
-    assert replay(step, link, both).stall_seconds == 0
-    assert replay(step, dataclasses.replace(link, duplex=False), both).stall_seconds == 1.0
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -298,25 +298,6 @@ def test_predicted_kernel_peaks_equal_measured_peaks(
     assert measured == predicted <= limit
 
 
-@pytest.mark.full
-def test_readers_in_a_kernel_share_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared reload needs less memory than one reload per operation."""
-    torch.manual_seed(0)
-    model, x = Gelu(), torch.randn(1024, 32)
-
-    def least() -> int:
-        run = compiled(lambda x: model(x).square().mean(), {"inner": "inductor", "link": "pcie3", "limit": 1})
-        with pytest.raises(BackendCompilerFailed) as refused:
-            run(x)
-        return named_limit(refused.value)
-
-    once = least()
-    monkeypatch.setattr(
-        "mempool.torch.compiled.inductor.fused.merge_shared_reloads", lambda _, rewriting, together: rewriting
-    )
-    assert once < least()
-
-
 def test_offloaded_values_are_computed_once() -> None:
     """Without realization, inductor would compute the value for the copy and again for other readers."""
     x, weight = torch.randn(4096, 64), torch.randn(64, 1, requires_grad=True)

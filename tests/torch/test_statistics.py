@@ -325,15 +325,6 @@ class TestHistory:
         answered.free(answered.allocate(100))
         assert actions() == expected
 
-    def test_refused_request_is_recorded(self, pool: Pool) -> None:
-        pool.device.set_capacity(MIB)
-        with answering(pool):
-            torch.cuda.memory._record_memory_history()
-            with pytest.raises(OutOfMemoryError):
-                pool.allocate(8 * MIB)
-            assert actions() == ["oom"]
-            assert "8.0MiB requested" in _memory_viz.trace(torch.cuda.memory._snapshot())
-
     def test_later_pool_inherits_the_history(self, pool: Pool) -> None:
         """As when one pool takes over from another."""
         with Pool(gpu(), background=False) as former, pytest.MonkeyPatch.context() as patch:

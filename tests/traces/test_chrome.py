@@ -165,14 +165,6 @@ def test_invalid_event_is_reported_or_skipped_and_counted(event: Any, reason: st
     assert skipped.total() == 1
 
 
-@pytest.mark.parametrize("length", [-1, 0, None, "x", float("nan"), 1e300, 10**400])
-def test_span_with_an_absurd_length_is_no_error(length: Any, tmp_path: Path) -> None:
-    """Profilers write unfinished spans when they stop; an endless span holds all later events."""
-    path = stored(tmp_path / "t.json", span("cpu_op", "odd", 1, length), memory(2, 64, 8))
-    endless = isinstance(length, (int, float)) and length > 1
-    assert names(read_chrome(path), "operation") == ["odd" if endless else None]
-
-
 def test_limits_on_events_names_and_threads_are_enforced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,12 +299,6 @@ LOST = {
     "indexed zeros": ([5e9, 5e9 + 1, 0, 0], [1, 2, 3, 4]),
     "one that is too early": ([10, 20, 5, 30], [1, 2, 3, 4]),
 }
-
-
-def test_baseline_tolerates_totals_reported_out_of_order(tmp_path: Path) -> None:
-    events = [on_gpu(at + 1, 512 * (at + 1), 10, 100 + 10 * (at + 1), 500) for at in range(9)]
-    events[4]["args"]["Total Allocated"] += 7
-    assert read_chrome(stored(tmp_path / "t.json", *events)).load().max() == 190
 
 
 @pytest.mark.parametrize("name", LOST)

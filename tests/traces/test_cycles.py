@@ -138,14 +138,6 @@ def test_iterations_begin_matches_brute_force(
     assert (None if found < 0 else found) == plainly(sequence, size)
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
-    """The reader must not read past the shorter column."""
-    with pytest.raises(ValueError, match="differ in length"):
-        iterations_start(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
-    with pytest.raises(ValueError, match="differ in length"):
-        iterations_start_without_rare_sizes(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
-
-
 @pytest.mark.parametrize("varying", [1, 2])
 def test_varying_sizes_do_not_hide_the_iteration(varying: int) -> None:
     """The quick and the thorough search both find the iteration, from the same evidence."""

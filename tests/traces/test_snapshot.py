@@ -56,12 +56,6 @@ def test_operation_and_source_line_are_read_from_the_stack_without_folders(tmp_p
     assert (trace.operation[1], trace.frame[1]) == (-1, -1)
 
 
-def test_stack_keeps_the_innermost_frames_of_a_deep_recursion(tmp_path: Path) -> None:
-    frames = [{"name": "f", "filename": "a.py", "line": line} for line in range(500)]
-    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
-    assert trace.names[trace.stack[0]].split("\n") == [f"a.py:{line} f" for line in range(64)]
-
-
 def test_stacks_of_buffers_without_events_are_read_from_blocks(tmp_path: Path) -> None:
     """PyTorch before 2.1 keeps the stacks in the history of the block."""
     frames = [{"name": "f", "filename": "a.py", "line": 3}]
@@ -225,14 +219,6 @@ def test_invalid_segments_are_reported(tmp_path: Path, segments: list[Any], reas
     skipped = Counter[str]()
     read(path, skipped=skipped)
     assert skipped.total() == 1
-
-
-def test_blocks_without_addresses_are_consecutive(tmp_path: Path) -> None:
-    held = segment((4096, 512, 0, "inactive"), (4608, 1024, 900, "active_allocated"))
-    for block in held["blocks"]:
-        del block["address"]
-    trace = read_snapshot(stored(tmp_path / "s", [], segments=[held]))
-    assert trace.address.tolist() == [4096, 4608]
 
 
 def test_settings_and_expandable_segments_are_metadata(tmp_path: Path) -> None:

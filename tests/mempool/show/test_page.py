@@ -11,7 +11,7 @@ from pages import place, resting, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
-from traces import Buffers, Trace
+from traces import Trace
 
 pytestmark = pytest.mark.browser
 
@@ -143,15 +143,6 @@ def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
     assert page.evaluate("document.activeElement.id") == "search"
 
 
-def test_every_control_has_a_name(page: Any) -> None:
-    unnamed = page.evaluate(
-        """[...document.querySelectorAll("select, input, button, [tabindex]")].filter((one) =>
-          !(one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") ||
-            one.textContent.trim())).length"""
-    )
-    assert unnamed == 0
-
-
 def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
     page.mouse.click(*place(page, 1.5, 200 * KIB))
     assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
@@ -223,23 +214,6 @@ def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> No
         )
         assert refused == directive
     complaints.clear()
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        Trace.of([], []),
-        Trace.of([0], [0], [5]),
-        Trace.of([0, 1], [0, 0], 0),
-        Buffers.of([3], [2**60], [2**60]),
-    ],
-)
-def test_smallest_and_largest_inputs_make_a_page(visit: Callable[..., Any], what: Trace | Buffers) -> None:
-    page = visit(figure(what).html())
-    page.mouse.move(640, 500)
-    page.click("#whole")
-    page.click("#peak")
-    resting(page)
 
 
 def test_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import place, resting, tooltip, visible, window
+from pages import place, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
@@ -158,19 +158,6 @@ def notes(visit: Callable[..., Any]) -> Any:
     return visit(figure(trace, frames=True, title="died").html())
 
 
-def on_strip(notes: Any, time: float, row: float) -> tuple[float, float]:
-    """Return the screen position of a time and a row of the strip."""
-    x, y = notes.evaluate(
-        """([time, row]) => {
-          const view = Bokeh.index.find_one_by_id(mempoolShow.models.strip.id)
-          const box = view.canvas_view.el.getBoundingClientRect()
-          return [box.left + view.frame.x_scale.compute(time), box.top + view.frame.y_scale.compute(row)]
-        }""",
-        [time, row],
-    )
-    return x, y
-
-
 def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> None:
     """A line from the live bytes upwards by the requested bytes, in either picture."""
     assert "out of memory: 1 request refused, the largest 6.00 MiB" in notes.locator("#facts").inner_text()
@@ -186,31 +173,6 @@ def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> N
     notes.locator("#refused button").click()
     assert notes.evaluate("mempoolShow.time") == 6
     assert window(notes)["left"] < 6 < window(notes)["right"]
-
-
-def test_ranges_and_marks_are_a_strip(notes: Any) -> None:
-    """Ranges are drawn by depth with their names, marks above."""
-    data = notes.evaluate("mempoolShow.models.ranges.data")
-    assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
-    texts = notes.evaluate("mempoolShow.models.named.data_source.data.text")
-    assert texts == ["forward", "layer", "layer", "step"]
-    notes.mouse.move(*on_strip(notes, 5, -1.5))
-    assert (tooltip(notes) or "").splitlines() == ["range layer", "time 4 to 7"]
-    notes.mouse.move(*on_strip(notes, 9, 0.5))
-    assert (tooltip(notes) or "").splitlines() == ["mark step", "at 9"]
-    notes.mouse.click(*on_strip(notes, 5, -1.5))
-    resting(notes)
-    assert (window(notes)["left"], window(notes)["right"]) == (4, 7)
-
-
-def test_stack_of_a_buffer_is_shown_whole(notes: Any) -> None:
-    notes.mouse.move(*place(notes, 4.5, 2 * MIB))
-    lines = (tooltip(notes) or "").splitlines()
-    assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
-    notes.mouse.click(*place(notes, 8, 9 * MIB))
-    assert "more lines: click for all" in (tooltip(notes) or "")
-    said = notes.locator("#chosen").inner_text()
-    assert all(f"deep.py:{k} f" in said for k in range(60))
 
 
 STATE = """() => [mempoolShow.picture, mempoolShow.index, mempoolShow.by, mempoolShow.together,
