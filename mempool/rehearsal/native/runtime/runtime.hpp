@@ -50,6 +50,6 @@ class RuntimeCall {
   if (call.refused() != 0) return standin::noted(call.refused()); \
   standin::gpu->initialized = true
 
-#define RUNTIME(symbol)                       \
+#define RUNTIME(symbol)                           \
   const standin::RuntimeCall call(NAMED(symbol)); \
   if (call.refused() != 0) return standin::noted(call.refused())
