@@ -10,7 +10,7 @@ from typing import Any
 
 from mempool.errors import UsageError
 
-_FORMS = "package.module:function, script.py, script.py:name, or transformers:gpt2"
+_FORMS = "package.module:name, script.py:name, transformers:gpt2, or with --main script.py"
 #: Element types by common names; the values are PyTorch's names.
 TYPES = {
     name: name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from swap_steps import training
 from mempool.cli.app import app, call
 from mempool.cli.run import exec as launch
 from mempool.units import parse_memory, typed_size
-from solvers import SOLVERS
 from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
@@ -115,8 +113,6 @@ REFUSED: list[Any] = [
     ("fit m:f --device tpu", 2, "--device: no 'tpu'"),
     ("fit m:f --dtype fp7", 2, "--dtype: no type 'fp7'"),
     ("fit m:f --inputs x", 2, "--inputs: 'x' is no input"),
-    ("fit m:f --plot x.pdf --batch 1,2", 2, "ends neither in .html nor in .svg"),
-    ("fit m:f --plot x.svg", 2, "--plot draws several sizes"),
     ("fit m:f --trace x.trace --batch 1,2", 2, "--trace is of one size"),
     ("fit m:f --trace .", 3, "Is a directory"),
     ("fit m:f --main", 2, "--main and arguments are for a script.py that runs as a program"),
@@ -275,11 +271,6 @@ def test_help_fits_a_screen_and_names_every_verb(cli: Cli) -> None:
         typer.main.get_command(app).commands
     )
     assert "<bool>" not in cli.printed("run --help") + cli.printed("demo --help")
-
-
-def test_help_names_every_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    assert set(SOLVERS) <= set(re.findall(r"\w+", cli.printed("plan --help")))
 
 
 def test_completion_offers_verbs_allocators_and_solvers() -> None:

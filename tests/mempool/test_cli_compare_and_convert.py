@@ -240,13 +240,6 @@ def test_impossible_events_stop_a_verb_or_are_left_out_and_counted(cli: Cli) -> 
     assert read_trace("x.trace").load().tolist() == [300, 400, 100]
 
 
-def test_lenient_reading_of_valid_files_reports_nothing(cli: Cli) -> None:
-    for source in ("cupy.log", "t.trace", "profile.json.gz"):
-        out, err = cli.run("info", source, "--lenient --json")
-        assert (json.loads(out)["skipped"], err) == ({}, "")
-        assert cli.answer("info", source)["skipped"] is None
-
-
 def test_source_lines_are_left_out_unless_requested(cli: Cli) -> None:
     """Both in reports and in converted traces; folders are left out of reports always."""
     names = ["/home/me/secret/deep.py:3", "C:\\secret\\deep.py:3", "aten::empty"]

@@ -13,16 +13,12 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 import hypothesis.strategies as st
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mempool.torch
 from mempool.cli.app import call
-from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.device.emulation import emulate_device, emulated_device
 from traces.formats.parquet import read_trace
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -121,15 +117,14 @@ def test_largest_batch_fits_and_the_next_does_not(folder: Path, fit_json: Any) -
 def test_sweep_lists_the_estimate_of_each_size(
     folder: Path, capsys: pytest.CaptureFixture[str], fit_json: Any
 ) -> None:
-    rows = fit_json("cnn.py:make", "--batch", "2,8", "--image", "8,16")
-    assert [(row["image"], row["batch"]) for row in rows] == [(8, 2), (8, 8), (16, 2), (16, 8)]
-    alone = fit_json("cnn.py:make", "--batch", "8", "--image", "16")
-    assert rows[3]["peak_bytes"] == alone["peak_bytes"]
-    assert rows[3].keys() == alone.keys()
-    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB", "--plot", "fit.svg"]) == 0
+    rows = fit_json("cnn.py:make", "--batch", "2,8")
+    assert [row["batch"] for row in rows] == [2, 8]
+    alone = fit_json("cnn.py:make", "--batch", "8")
+    assert rows[1]["peak_bytes"] == alone["peak_bytes"]
+    assert rows[1].keys() == alone.keys()
+    assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1GiB"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("2 of 2 sizes fit in 1 GiB")
-    assert (folder / "fit.svg").read_text().count("<circle") == 2
     assert call(["fit", "cnn.py:make", "--batch", "2,8", "--limit", "1MiB"]) == 1
 
 
@@ -157,9 +152,6 @@ def test_margin_option_replaces_the_estimate(
     answer = fit_json("cnn.py:make", "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
     assert answer["margin_bytes"]["cuda_context"] == 1 << 30
     assert answer["margin_bytes"].get("kernels", 0) == 0
-    assert "nccl" not in answer["margin_bytes"]
-    many = fit_json("cnn.py:make", "--processes", "2")["margin_bytes"]
-    assert many["ddp_buckets"] > 0 < many["nccl"]
     assert call(["fit", "cnn.py:make", "--margin", "contxt=1"]) == 2
     assert "no margin 'contxt'" in capsys.readouterr().err
 
@@ -171,7 +163,7 @@ def test_limit_overrides_the_card_with_a_note(limit: str, more: str, folder: Pat
     answer = fit_json("cnn.py:make", "--card", "RTX 4090", "--limit", limit, "--no-largest-batch")
     assert answer["limit_bytes"] == {"12GiB": 12 << 30, "12 GB": 12 * 10**9, "48GiB": 48 << 30}[limit]
     size = {"12 GB": "11.18 GiB"}.get(limit, limit.replace("G", " G"))
-    line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels and link are taken"
+    line = f"--limit {size} counts{more}, not the 23.52 GiB of the RTX 4090, whose kernels are taken"
     assert line in answer["warnings"]
     alone = fit_json("cnn.py:make", "--card", "RTX 4090", "--no-largest-batch")
     assert alone["limit_bytes"] == 24081 << 20
@@ -205,8 +197,6 @@ BAD = {
         "run a script as a program, with --main",
     ),
     "looks.py": ("import torch\nprint(torch.ones(2).numpy())", 3, "looks.py:2: RuntimeError: .numpy()"),
-    "two.py": ("from cnn import Net\na, b = Net(), Net()", 2, "say which, two.py:a, two.py:b"),
-    "nothing.py": ("x = 1", 2, "nothing.py has no model at its top level"),
     "data.py": (
         "import torch\nclass Net(torch.nn.Module):\n def __init__(self):\n  super().__init__()\n"
         "  self.p = torch.nn.Parameter(torch.ones(3))\n def forward(self, x):\n"
@@ -214,7 +204,7 @@ BAD = {
         2, "data.py:7",
     ),
     "none.py": ("def make(): return 3", 2, "make returns a int"),
-    "needs.py": ("def make(depth): return depth", 2, "nothing"),
+    "needs.py": ("def make(depth): return depth", 2, "make needs depth: say make(depth=...)"),
 }  # fmt: skip
 
 
@@ -224,11 +214,9 @@ def test_broken_script_gives_a_single_line(
 ) -> None:
     text, code, reason = BAD[name]
     (folder / name).write_text(text)
-    target = f"{name}:make" if name in ("none.py",) else name
-    assert call(["fit", target]) == code
+    assert call(["fit", f"{name}:make"]) == code
     error = capsys.readouterr().err
-    if name != "needs.py":
-        assert reason in error
+    assert reason in error
     assert sum(line.startswith("mempool:") for line in error.splitlines()) == 1
     assert "Traceback" not in error
 
@@ -236,9 +224,11 @@ def test_broken_script_gives_a_single_line(
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["gone.py"], 3, "gone.py: No such file"),
+        (["gone.py:make"], 3, "gone.py: No such file"),
         (["gone_module:f"], 2, "no module 'gone_module'"),
         (["cnn:Ned"], 2, "it has Net"),
+        (["cnn.py"], 2, "which model? Give cnn.py:NAME; --main runs cnn.py as a program"),
+        (["cnn"], 2, "which model? Give cnn:NAME"),
         (["cnn.py:make", "--seq", "3"], 2, "--seq would change nothing"),
         (["cnn.py:Net"], 2, "what goes into Net? Give --inputs"),
         (["cnn.py:Net", "--inputs", "[B,4,8,8]"], 2, "to have 3 channels, but got 4"),
@@ -264,7 +254,7 @@ def test_function_saving_its_model_leaves_the_file_alone(folder: Path, fit_json:
         "import torch\nfrom cnn import Net\ndef make(batch):\n    net = Net(4)\n"
         "    torch.save(net, 'made.pt')\n    return net, torch.ones(batch, 3, 8, 8)\n"
     )
-    fit_json("makes.py")
+    fit_json("makes.py:make")
     assert not (folder / "made.pt").exists()
 
 
@@ -277,9 +267,10 @@ def script(folder: Path, name: str, *lines: str) -> str:
 def test_attributes_of_a_function_hold_unless_options_override_them(folder: Path, fit_json: Any) -> None:
     own = "{'model': Net(), 'inputs': torch.zeros(6, 3, 16, 16), 'device': 'cpu', 'accumulate': 2}"
     name = script(folder, "own_job.py", "def make():", f"    return {own}")
-    assert fit_json(name)["device"] == "cpu"
-    assert fit_json(name, "--device", "cuda")["device"] == "cuda"
-    more, less = fit_json(name), fit_json(name, "--accumulate", "1")
+    target = f"{name}:make"
+    assert fit_json(target)["device"] == "cpu"
+    assert fit_json(target, "--device", "cuda")["device"] == "cuda"
+    more, less = fit_json(target), fit_json(target, "--accumulate", "1")
     assert more["by_phase_bytes"]["forward"] > less["by_phase_bytes"]["forward"]
 
 
@@ -303,17 +294,9 @@ class Attention(nn.Module):
         q = x.unflatten(-1, (4, -1)).transpose(1, 2)
         return nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(-2)
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.inner = kind(32, 32, batch_first=True)
-    def forward(self, x):
-        return self.inner(x)[0]
-
 LAYERS = {
     "linear": lambda: nn.Linear(32, 32), "dropout": lambda: nn.Dropout(0.1),
     "norm": lambda: nn.LayerNorm(32), "tanh": nn.Tanh, "attention": Attention,
-    "lstm": lambda: Recurrent(nn.LSTM), "gru": lambda: Recurrent(nn.GRU),
 }
 
 class Net(nn.Module):
@@ -323,7 +306,7 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 """
-LAYERS = ("linear", "dropout", "norm", "tanh", "attention", "lstm", "gru")
+LAYERS = ("linear", "dropout", "norm", "tanh", "attention")
 
 
 @pytest.fixture(scope="module")
@@ -379,26 +362,5 @@ def test_device_of_a_function_counts_where_the_command_names_none(device_folder:
     make = "def make():\n    return {'model': Net('dropout tanh'), 'inputs': torch.zeros(64, 16, 32)%s}\n"
     for name, more in {"told": ", 'device': 'cpu'", "untold": ""}.items():
         (device_folder / f"{name}.py").write_text("from layered import *\n" + make % more)
-    told, asked = (fit_json("told.py"), fit_json("untold.py", "--device", "cpu"))
-    assert told["peak_bytes"] == asked["peak_bytes"] > fit_json("untold.py")["peak_bytes"]
-
-
-def test_nested_devices_take_back_and_restore_the_kernels() -> None:
-    def dropout_mask_bytes() -> int:
-        with AccessRecorder() as recorder:
-            F.dropout(torch.empty(1024), 0.5, training=True)
-        return int(recorder.trace().load().max())
-
-    init = torch.amp.autocast_mode.autocast.__init__
-    with FakeTensorMode():
-        plain = dropout_mask_bytes()
-        with emulate_device("cuda"):
-            cuda = dropout_mask_bytes()
-            with emulate_device("cpu"):
-                assert (dropout_mask_bytes(), emulated_device()) == (plain, "cpu")
-                with emulate_device("cuda"), emulate_device("cuda"):
-                    assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
-            assert (dropout_mask_bytes(), emulated_device()) == (cuda, "cuda")
-        assert cuda < plain == dropout_mask_bytes()
-    assert emulated_device() is None
-    assert torch.amp.autocast_mode.autocast.__init__ is init
+    told, asked = (fit_json("told.py:make"), fit_json("untold.py:make", "--device", "cpu"))
+    assert told["peak_bytes"] == asked["peak_bytes"] > fit_json("untold.py:make")["peak_bytes"]

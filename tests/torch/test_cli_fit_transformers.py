@@ -26,15 +26,11 @@ SMALL = {
     "mistral": f"{_TWO}, num_key_value_heads=1, vocab_size=200, head_dim=32",
     "t5": "d_model=64, d_ff=128, num_layers=2, num_heads=2, vocab_size=200, d_kv=32",
     "vit": f"{_TWO}, image_size=32",
-    "whisper": "d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, "
-    "decoder_attention_heads=2, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=200, pad_token_id=0, "
-    "bos_token_id=1, eos_token_id=2, decoder_start_token_id=1",
 }
 #: Class that each family gets without a task.
 CLASSES = {
     "bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM", "t5": "T5ForConditionalGeneration", "vit": "ViTForImageClassification",
-    "whisper": "WhisperForConditionalGeneration",
 }  # fmt: skip
 
 

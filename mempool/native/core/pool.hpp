@@ -78,16 +78,20 @@ class Pool : private Live<Pool>, private Idle {
   // the arena is unchanged, except that after Refusal::device an arena without live ranges may have been
   // released.
   Refusal take_arena(std::size_t bytes) noexcept;
+  // Return whether the arena has the slot's range, and no live range intersects it.
+  bool is_slot_free(const Slot& slot, std::size_t bytes) const noexcept {
+    const Offset end = slot.offset + bytes;
+    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return false;
+    if (drain_.any() && drain_.has(slot.offset)) return false;
+    // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
+    return occupancy_.is_free(slot.offset, end, slot.slots_before_end) ||
+           occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end));
+  }
   // Return the planned address, or 0 if a live range intersects the slot, the arena is shorter than the plan,
   // or another stream used the memory last and cannot be waited for now.
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
+    if (!is_slot_free(slot, bytes)) return 0;
     const Offset end = slot.offset + bytes;
-    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
-    if (drain_.any() && drain_.has(slot.offset)) return 0;
-    if (!occupancy_.is_free(slot.offset, end, slot.slots_before_end)) {
-      // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
-      if (!occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end))) return 0;
-    }
     if (!streams_.is_sole(stream)) {
       const StreamIndex stream_index = streams_.prepare(slot.offset, end, stream);
       if (stream_index == ArenaStreams::kNone) return 0;

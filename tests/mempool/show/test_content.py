@@ -178,16 +178,6 @@ def test_stacks_are_packed_once_each_and_only_when_asked_for() -> None:
     assert back.said["timelines"][1]["stack"] is None
 
 
-def test_deep_and_many_stacks_make_no_huge_page() -> None:
-    count = 3_000
-    names = ["\n".join(f"{k}_{depth}.py:1 f" * 20 for depth in range(500)) for k in range(count)]
-    trace = Trace.of([A] * count, np.arange(count), 1, stack=np.arange(count), names=names)
-    text = content.content_of(scene_of(trace), frames=True)[0]
-    assert len(text) < 25_000_000
-    stack = Packed(text).said["timelines"][0]["stack"]
-    assert max(Packed(text).column(stack["depth"])) == 300
-
-
 def test_excess_notes_are_reduced_to_the_largest() -> None:
     count = 20_000
     trace = Trace.of([REFUSED] * count, -1, np.arange(count))
@@ -516,9 +506,3 @@ def test_number_of_events_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     read = events(tmp_path / "t")
     assert min(one["args"]["buffer"] for one in read if one["ph"] == "b") == 49_990
     assert sum(one["ph"] == "C" for one in read) < 10_000
-
-
-def test_perfetto_file_is_deterministic(tmp_path: Path) -> None:
-    for name in ("a.gz", "b.gz"):
-        write_perfetto(scene_of(four_buffers()), tmp_path / name)
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

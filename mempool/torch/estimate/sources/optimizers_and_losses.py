@@ -30,8 +30,8 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
-#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "paged_adamw_8bit" are other spellings.
-_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
+#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "adamw-8bit" are other spellings.
+_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items()}
 
 
 def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device, emulated_device
+from mempool.torch.estimate.device.emulation import accept_cuda_names, allow_fake_tensors
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
@@ -79,17 +79,15 @@ def load_module(name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def fake_execution(device: str | None = None) -> Iterator[None]:
+def fake_execution() -> Iterator[None]:
     """Run the block on fake tensors: `torch.save` empties no file, and printed text goes to stderr.
 
-    Args:
-        device: "cuda" or "cpu", whose buffers are taken; None: the device of the enclosing block, else
-            "cuda". Programs may name "cuda" in either case.
+    Programs may name the device "cuda".
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(isolated())
         stack.enter_context(fake_mode())
-        stack.enter_context(emulate_device(device or emulated_device() or "cuda"))
+        stack.enter_context(allow_fake_tensors())
         stack.enter_context(accept_cuda_names())
         stack.callback(setattr, torch, "save", torch.save)
         torch.save = lambda *_, **__: None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +21,12 @@ class Sizes:
 
     Attributes:
         seq: length of sequences, or None for the model's own.
-        image: height and width of images, or None for the model's own.
         task: task of a model of transformers, or None.
         inputs: tensors that the model gets, or None for the model's own.
         labels: whether the inputs include labels for training.
     """
 
     seq: int | None = None
-    image: int | None = None
     task: str | None = None
     inputs: tuple[InputSpec, ...] | None = None
     labels: bool = True
@@ -47,11 +42,10 @@ class Target:
         inputs: makes the inputs for a batch size; None if unknown.
         batch: samples in the model's own inputs; None if these have no batch size.
         seq: length of the model's sequences, if known.
-        uses: the sizes among "seq" and "image" on which the inputs depend.
+        takes_seq: whether the inputs depend on the length of the sequences.
         attributes: of a `Job`, as the target itself decides: optimizer, loss, labels, autocast, ...
         notes: assumptions.
-        examples: the model's own inputs, of which the first dimension is taken for the batch; None if a
-            function makes inputs for any batch.
+        doubt: why inputs for other batches may be wrong; None if they are right.
     """
 
     title: str
@@ -59,22 +53,10 @@ class Target:
     inputs: Callable[[int], Arguments] | None = None
     batch: int | None = None
     seq: int | None = None
-    uses: frozenset[str] = frozenset()
+    takes_seq: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    examples: Any = None
-
-
-def model_copies(model: nn.Module) -> Callable[[], nn.Module]:
-    """Return a function that copies a fake model for each run; the run itself copies a real model."""
-    held = [leaf for module in model.modules() for leaf in pytree.tree_leaves(list(vars(module).values()))]
-    tensors = [leaf for leaf in held if isinstance(leaf, FakeTensor)]
-
-    def copied() -> nn.Module:
-        memo: dict[int, Any] = {id(tensor): fresh_tensor(tensor) for tensor in tensors}
-        return copy.deepcopy(model, memo)
-
-    return copied if tensors else lambda: model
+    doubt: str | None = None
 
 
 def fresh_tensor(tensor: torch.Tensor) -> torch.Tensor:
