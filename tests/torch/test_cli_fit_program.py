@@ -273,9 +273,8 @@ def test_options_of_a_model_are_refused_for_a_program(
     options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["fit", "train.py", "--main", *options]) == 2
-    assert f"{options[0]} is of a model, and a program decides itself: name a function" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{options[0]} is of a model, and a program decides itself: give its own arguments" in said
 
 
 def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 from mempool.cli.app import call
-from mempool.torch.estimate.sources.scripts import fake_execution
+from mempool.torch.estimate.device.emulation import allow_fake_tensors
+from mempool.torch.estimate.fake.mode import fake_mode
 from mempool.torch.estimate.sources.transformers_models import plain_name, transformers_model
 from mempool.torch.model_presets import SHAPES
 
@@ -86,7 +87,7 @@ def test_head_follows_the_task_or_the_configuration(tmp_path: Path, fit_json: An
     ],
 )  # fmt: skip
 def test_a_size_has_as_many_parameters_as_were_published(name: str, count: int) -> None:
-    with fake_execution():
+    with fake_mode(), allow_fake_tensors():
         assert sum(p.numel() for p in transformers_model(name, {}).model().parameters()) == count
 
 

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.library_patches import MASKED
+from mempool.torch.estimate.fake.mode import ValuelessMode
+from mempool.torch.estimate.program.child import keep_source
 from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
-from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
 from traces.trace import EventType
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -181,8 +183,9 @@ def recorded() -> tuple[list[str], list[str]]:
     """Return the lines of train.py that read conditions, and those that read numbers."""
     conditions: list[str] = []
     numbers: list[str] = []
-    code = compile(keep_source("train.py"), "train.py", "exec")
-    with fake_execution(), ValueReads(conditions, numbers), finite_numbers():
+    keep_source("train.py")
+    code = compile(Path("train.py").read_text(), "train.py", "exec")
+    with ValuelessMode(), emulate_device("cuda"), ValueReads(conditions, numbers), finite_numbers():
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
     return conditions, numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
@@ -12,70 +12,26 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, MOMENTS, STAND_INS
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
-SCRIPT = """
-import torch
-from torch import nn
-def plain(batch=64):
-    return {"model": nn.Linear(100, 500), "inputs": torch.zeros(batch, 100)}
-
-def named(batch=64):
-    return plain(batch) | {"loss": "cross-entropy", "optimizer": "sgd+momentum", "dtype": "bf16"}
-
-def labelled(batch=64):
-    return plain(batch) | {"loss": "cross_entropy", "labels": torch.zeros(batch, 500)}
-
-def function_of_batch():
-    return {"model": nn.Linear(100, 500), "inputs": lambda batch: torch.zeros(batch, 100), "batch": 64}
-
-def wrong(batch=64):
-    return plain(batch) | {"loss": "cross-entropi"}
-
-def number(batch=64):
-    return plain(batch) | {"loss": 5}
-"""
-OPTIONS = ("--loss", "cross-entropy", "--optimizer", "sgd+momentum", "--dtype", "bf16")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "made.py").write_text(SCRIPT)
-    return tmp_path
-
-
-def test_names_in_a_function_mean_the_same_as_on_the_command_line(folder: Path, fit_json: Any) -> None:
-    options, named = fit_json("made.py:plain", *OPTIONS), fit_json("made.py:named")
-    for answer in (options, named):
-        assert answer["by_class_bytes"]["optimizer_state"] == 196 * 512 + 2 * 512
-        assert answer["warnings"] == []
-    assert named["peak_bytes"] == options["peak_bytes"]
-
-
-def test_inputs_may_be_a_function_of_the_batch(folder: Path, fit_json: Any) -> None:
-    for options in ((), ("--batch", "8")):
-        peak = fit_json("made.py:function_of_batch", *options)["peak_bytes"]
-        assert peak == fit_json("made.py:plain", *options)["peak_bytes"]
-
-
-def test_loss_by_name_takes_no_labels(folder: Path, fit_json: Any) -> None:
-    with_labels = fit_json("made.py:labelled")
-    assert with_labels["peak_bytes"] == fit_json("made.py:plain", "--loss", "cross-entropy")["peak_bytes"]
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"),
-    [("wrong", "did you mean cross-entropy?"), ("number", "loss is 5: neither a function nor a name")],
+    ("loss", "reason"),
+    [("cross-entropi", "did you mean cross-entropy?"), (5, "loss is 5: neither a function nor a name")],
 )
-def test_unknown_name_of_a_loss_is_an_error_of_usage(
-    folder: Path, capsys: pytest.CaptureFixture[str], function: str, reason: str
-) -> None:
-    assert call(["fit", f"made.py:{function}"]) == 2
-    assert reason in capsys.readouterr().err
+def test_unknown_loss_is_an_error_of_usage(loss: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        mempool.torch.fit(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
+
+
+def test_loss_by_name_takes_no_labels() -> None:
+    x = torch.zeros(64, 100)
+    plain = mempool.torch.fit(nn.Linear(100, 500), x, loss="cross-entropy")
+    labelled = mempool.torch.fit(nn.Linear(100, 500), x, loss="cross_entropy", labels=torch.zeros(64, 500))
+    assert labelled.peak_bytes == plain.peak_bytes
 
 
 def test_python_call_takes_the_names() -> None:
@@ -114,13 +70,8 @@ def test_state_of_an_optimizer_has_its_layout(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", "AdamW_8bit", "adamw_bnb_8bit", "lion-8bit"])
-def test_command_takes_the_names_of_the_package_and_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text("from torch import nn\nmodel = nn.Linear(1000, 1000)\n")
-    inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
-    found = fit_json("net.py:model", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
+def test_names_of_the_package_and_of_transformers_are_known(name: str) -> None:
+    found = mempool.torch.fit(nn.Linear(1000, 1000), X, name, loss="mse").by_class_bytes["optimizer_state"]
     assert found == state_bytes(1 if "lion" in name else 2)
 
 

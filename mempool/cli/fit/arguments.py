@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mempool.hardware.gpu_memory import Card
-    from mempool.torch.model_spec import InputSpec, ModelSpec
+    from mempool.torch.model_spec import ModelSpec
 
 
 #: Options that change a model's step, which a program makes itself.
 _OF_A_MODEL = (
-    *("inputs", "batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
+    *("batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
     *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
 
@@ -37,7 +37,7 @@ class FitRequest:
         job: attributes that are passed to `Job` unchanged.
         dtype, autocast: PyTorch's names of types.
         optimizer, loss: given by name.
-        inputs, task: fields of `Sizes`.
+        task: task of a model of transformers.
         arguments: of the program, in ``sys.argv``.
         main: whether to run a script as a program.
         allocators: allocators to simulate; the first decides the verdict.
@@ -59,7 +59,6 @@ class FitRequest:
     autocast: str | None = None
     optimizer: ModelSpec | None = None
     loss: ModelSpec | None = None
-    inputs: tuple[InputSpec, ...] | None = None
     task: str | None = None
     arguments: tuple[str, ...] = ()
     main: bool = False
@@ -90,15 +89,16 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     for name, names in (("mode", ("train", "inference")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
-    if (options["main"] and (target.kind != "script" or target.name)) or (
-        options["arguments"] and not options["main"]
-    ):
+    script = target.kind == "script"
+    if script and not options["main"]:
+        raise typer.BadParameter(f"--main runs {target} as a program; {model_spec.IN_PYTHON}")
+    if not script and (options["main"] or options["arguments"]):
         raise typer.BadParameter("--main and arguments are for a script.py that runs as a program")
-    if options["main"] and (named := [name for name in _OF_A_MODEL if options[name] not in (None, False)]):
+    if script and (named := [name for name in _OF_A_MODEL if options[name] not in (None, False)]):
         option = named[0].replace("_", "-")
         raise typer.BadParameter(
-            f"--{option} is of a model, and a program decides itself: name a function, {target}:function, "
-            "or give the program's own arguments behind --"
+            f"--{option} is of a model, and a program decides itself: give its own arguments behind --, or "
+            f"{model_spec.IN_PYTHON}"
         )
     sweep = any(len(given or ()) > 1 for given in sizes.values())
     return FitRequest(
@@ -113,7 +113,6 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         autocast=parsed("--autocast", model_spec.parse_type, options["autocast"]),
         optimizer=parsed("--optimizer", model_spec.parse_name, options["optimizer"]),
         loss=parsed("--loss", model_spec.parse_name, options["loss"]),
-        inputs=parsed("--inputs", model_spec.parse_inputs, options["inputs"]),
         task=options["task"],
         arguments=tuple(options["arguments"] or ()),
         main=options["main"],

@@ -67,7 +67,7 @@ def fit(
         typer.Argument(
             metavar="MODEL",
             autocompletion=complete_targets,
-            help="package.module:name, script.py:name, transformers:NAME, or with --main script.py.",
+            help="transformers:NAME, or with --main script.py.",
         ),
     ],
     arguments: Annotated[
@@ -75,10 +75,6 @@ def fit(
         typer.Argument(metavar="-- ARGS", help="What a program finds in sys.argv."),
     ] = None,
     *,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="SPEC", help="What goes into the model: 'float32[B,3,224,224] mask=bool[B,S]'."),
-    ] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Samples in a batch; a list is a sweep.")
     ] = None,
@@ -108,7 +104,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             autocompletion=_completion(_OPTIMIZERS),
-            help="adamw, sgd+momentum, ..., or module:function.",
+            help="adamw, sgd+momentum, ...",
         ),
     ] = None,
     loss: Annotated[
@@ -116,7 +112,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             autocompletion=_completion(_LOSSES),
-            help="cross-entropy, mse, ..., or module:function.",
+            help="cross-entropy, mse, ...",
         ),
     ] = None,
     dtype: Annotated[
@@ -177,18 +173,18 @@ def fit(
 ) -> None:
     r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
 
-    A training step runs on tensors that have shapes and no values. A script
-    is imported, or with --main run as a program for some optimizer steps. This
-    needs PyTorch: pip install 'mempool\[torch]'.
+    A training step runs on tensors that have shapes and no values; with --main
+    a script runs as a program for some optimizer steps. This needs PyTorch:
+    pip install 'mempool\[torch]'. For a model of your own call
+    mempool.torch.fit(model, inputs) in Python.
 
     For example:
 
         mempool fit transformers:gpt2 --batch 8 --card "RTX 4090"
         mempool fit "transformers:LlamaConfig(num_hidden_layers=16)" --dtype bf16
-        mempool fit train.py:Net --inputs 'float32[B,3,224,224]' --batch 64
+        mempool fit transformers:gpt2 --batch 1,2,4,8 --seq 512,1024
         mempool fit train.py --main --limit 24GiB -- --epochs 1
-        mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
-        mempool fit train.py:make --trace step.trace && mempool show step.trace
+        mempool fit transformers:gpt2 --trace step.trace && mempool show step.trace
     """
     from mempool.cli.fit.arguments import parse_request
 

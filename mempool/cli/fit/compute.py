@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import warnings
 from dataclasses import dataclass, replace
@@ -22,28 +21,25 @@ from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.margins import margins, parse_margins
 from mempool.torch.estimate.program import run_program
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.sources.model_discovery import find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
-from mempool.torch.estimate.sources.scripts import fake_execution
-from mempool.torch.estimate.sources.targets import Sizes
+from mempool.torch.estimate.sources.transformers_models import (
+    model_inputs,
+    sequence_length,
+    transformers_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
 
     from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
-    from mempool.torch.estimate.sources.targets import Target
+    from mempool.torch.estimate.sources.transformers_models import TransformersModel
     from traces import Trace
 
 
 WITHOUT_CUDA = (
     "this PyTorch has no CUDA: the program ran on tensors without memory, and those of the host, such as a "
     "data set, count, too; with a CUDA build, `mempool rehearse {}` runs it itself"
-)
-_DOUBT = (
-    "the batch is taken to be the first dimension, though {}: name a function that takes batch; no largest "
-    "batch is searched"
 )
 
 
@@ -75,23 +71,12 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
         with stopping(request):
             yield _fit_program(request)
         return
-    scripts: dict[str, ModuleType] = {}
-    with _quiet(), fake_execution():
+    with _quiet():
         for seq in request.seqs:
             for batch in request.batches:
                 with stopping(request):
                     progress(f"making {request.target}")
-                    target = find_target(request.target, _sizes(request, seq), scripts)
-                    yield _fit_size(request, target, batch, progress)
-
-
-def _sizes(request: FitRequest, seq: int | None) -> Sizes:
-    return Sizes(
-        seq=seq,
-        task=request.task,
-        inputs=request.inputs,
-        labels=request.job.get("mode", "train") == "train",
-    )
+                    yield _fit_size(request, seq, batch, progress)
 
 
 def _fit_program(request: FitRequest) -> SizeResult:
@@ -122,20 +107,19 @@ def _fit_program(request: FitRequest) -> SizeResult:
 
 
 def _fit_size(
-    request: FitRequest,
-    target: Target,
-    batch: int | None,
-    progress: Callable[[str], object],
+    request: FitRequest, seq: int | None, batch: int | None, progress: Callable[[str], object]
 ) -> SizeResult:
-    job = _job(request, target, batch)
-    title = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
+    found = transformers_model(request.target.name, request.target.arguments, request.task)
+    length = sequence_length(found, seq)
+    if seq is not None and length is None:
+        raise UsageError(f"--seq would change nothing: {request.target} takes pictures")
+    job = _job(request, found, length, batch)
+    title = f"{request.target}" + (f", seq {length:,}" if length else "")
     options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
-    search = request.limit_bytes is not None and request.largest is not False
-    doubted = target.doubt is not None and (search or job.batch != target.batch)
     fitted = estimate(
         job,
         request.limit_bytes,
-        largest=search and not doubted,
+        largest=request.largest,
         progress=lambda now: progress(f"{title}: {now}"),
         **options,
     )
@@ -149,15 +133,15 @@ def _fit_size(
         fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
-    doubts = [_DOUBT.format(target.doubt)] if doubted else []
-    fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *doubts])
-    return SizeResult(fitted, target.title, _description(job, target), target.seq)
+    fitted = replace(fitted, warnings=[*request.notes, *fitted.warnings])
+    model = f"{found.kind.__name__} of {found.config.model_type} ({found.task})"
+    return SizeResult(fitted, model, _description(job, length), length)
 
 
-def _description(job: Job, target: Target) -> str:
+def _description(job: Job, seq: int | None) -> str:
     parts = [job.mode, f"batch {job.batch:,}"]
-    if target.seq:
-        parts.append(f"seq {target.seq:,}")
+    if seq:
+        parts.append(f"seq {seq:,}")
     kinds = {name: getattr(job, name) for name in ("dtype", "autocast")}
     parts += [f"{name} {str(k).removeprefix('torch.')}" for name, k in kinds.items() if k is not None]
     if job.checkpoint:
@@ -172,14 +156,17 @@ def _timed(job: Job) -> Trace:
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
 
 
-def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
-    assert target.inputs is not None
-    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
-    attributes |= target.attributes | request.job
+def _job(request: FitRequest, found: TransformersModel, seq: int | None, batch: int | None) -> Job:
+    labels = request.job.get("mode", "train") == "train"
+
+    def inputs(size: int) -> Any:
+        return (), model_inputs(found, size, seq, labels=labels)
+
+    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": batch or 1} | request.job
     if request.optimizer is not None:
         attributes["optimizer"] = optimizer_of(request.optimizer)
     if request.loss is not None:
-        attributes |= {"loss": loss_of_name(request.loss), "labels": None}
+        attributes["loss"] = loss_of_name(request.loss)
     for name in ("dtype", "autocast"):
         if (dtype := getattr(request, name)) is not None:
             attributes[name] = getattr(torch, dtype)
@@ -188,10 +175,8 @@ def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
     if request.card is not None:
         attributes["card"] = request.card
     if request.margins:
-        attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
-    if batch is not None:
-        attributes["batch"] = batch
-    return Job(model=target.model, inputs=target.inputs, **attributes)
+        attributes["margin"] = parse_margins(list(request.margins))
+    return Job(model=found.model, inputs=inputs, **attributes)
 
 
 @contextlib.contextmanager
@@ -221,15 +206,9 @@ def stopping(request: FitRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings and logs of libraries about matters outside the user's control."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """Silence warnings of libraries about matters outside the user's control."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,4 +1,4 @@
-"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, a chart of a sweep."""
+"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, bars of a sweep."""
 
 from __future__ import annotations
 

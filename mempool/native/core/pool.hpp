@@ -130,12 +130,8 @@ class Pool : private Live<Pool>, private Idle {
   enum class Holes : std::uint8_t { kept, open, needed };
   Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
 
-  // Record a live buffer that the framework's own allocator serves. A buffer known at the address is forgotten.
-  // May throw std::bad_alloc.
-  void record_outside(Address address, std::size_t bytes, Stream stream);
-  const OutsideBuffers& outside() const noexcept { return outside_; }
-  // Forget all of these buffers.
-  void forget_outside() noexcept { outside_ = {}; }
+  // Live buffers that the framework's own allocator serves.
+  OutsideBuffers& outside() noexcept { return outside_; }
   // Allocate in any hole of the arena, although a plan may need the place; 0: no hole is large enough.
   Given allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
 
@@ -170,6 +166,10 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t free_in_arena(Address address, Stream stream) noexcept {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
+  }
+  // The stream of the allocation of a live buffer in the arena.
+  Stream stream_in_arena(Address address) const noexcept {
+    return streams_.shared() ? streams_.stream_of(occupancy_.at(address - arena_base_).stream_index) : streams_.first();
   }
   // --- the client that counts a buffer, if the pool has several clients
   Owners& owners() noexcept { return owners_; }

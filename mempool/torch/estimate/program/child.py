@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib.util
 import inspect
 import json
+import linecache
 import math
 import os
 import runpy
@@ -39,7 +41,6 @@ from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import Request, Result
 from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from mempool.torch.estimate.result import RECURRENT
-from mempool.torch.estimate.sources.scripts import keep_source
 from traces.formats.parquet import write_trace
 
 if TYPE_CHECKING:
@@ -234,6 +235,14 @@ def _in_this_process(loader: Any) -> Any:
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)
+
+
+def keep_source(path: str) -> None:
+    """Keep the source of a script, whose lines are then known even if the script changes directory."""
+    source = Path(path).read_bytes()
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # reported when the source is compiled
+        lines = importlib.util.decode_source(source).splitlines(keepends=True)
+        linecache.cache[path] = len(source), None, lines, path
 
 
 def main(text: str) -> None:

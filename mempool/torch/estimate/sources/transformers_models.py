@@ -233,7 +233,7 @@ def model_inputs(model: TransformersModel, batch: int, seq: int | None, *, label
     if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
     if main not in given:
-        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
+        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: fit it in Python")
     return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
 
 
