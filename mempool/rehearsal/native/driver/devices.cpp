@@ -108,7 +108,7 @@ EXPORTED int cuCtxSynchronize() {
 
 EXPORTED int cuDriverGetVersion(int* version) {
   CALL("cuDriverGetVersion", kNothing);
-  *version = gpu->version;
+  *version = Gpu::kVersion;
   return 0;
 }
 
