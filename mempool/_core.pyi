@@ -514,6 +514,14 @@ class Client:
 
     def stats(self) -> dict[str, Any]: ...
 
+    def misses(self) -> int:
+        """Return the number of requests so far that missed the plan."""
+
+    def misses_with_next(self) -> int:
+        """
+        Return `misses`, and one more if this thread's next request will miss the plan, as far as known.
+        """
+
     def reset_peaks(self) -> None: ...
 
     def take_live_peak(self) -> int:

@@ -4,8 +4,8 @@
 // functions of torch_guest.hpp.
 //
 // Once installed the guest stays in front of the host until the process ends, because tensors keep its deleter; without a pool
-// it passes everything on. All tensors, of private pools too, have the guest's deleter: the graph trees of torch.compile compare a
-// tensor's deleter with the allocator's.
+// it passes everything on. Tensors that the core does not know have the host's deleter and cost nothing at their end, except those of
+// private pools: the graph trees of torch.compile compare a tensor's deleter with the allocator's.
 #include <c10/core/Allocator.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
@@ -30,9 +30,10 @@ using c10::DataPtr;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 
-enum Answer { passed = 0, planned = 1, recorded = 2, prepare = 3 };
+enum Answer { unknown = 0, planned = 1, recorded = 2, prepare = 3, in_private_pool = 4 };
 
 struct Core {  // mempool_guest_functions of torch_guest.hpp
+  int (*concerns)(size_t bytes);
   int (*allocate)(size_t bytes, int device, intptr_t stream, void** address);
   void (*record)(void* address, size_t bytes, int device, intptr_t stream);
   int (*free)(void* address, size_t* bytes);
@@ -97,18 +98,24 @@ class Guest final : public cca::CUDAAllocator {
  public:
   DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return host->allocate(bytes);
-    const Request request = on_current_stream(bytes);
     void* address = nullptr;
-    const Answer answer = ask(request, &address);
-    if (answer == planned) return planned_tensor(address, request);
+    Request request{bytes};
+    Answer answer = unknown;
+    if (bytes > kMostSmall || core->concerns(bytes) != 0) {
+      request = on_current_stream(bytes);
+      answer = ask(request, &address);
+      if (answer == planned) return planned_tensor(address, request);
+    }
     DataPtr tensor;
     try {
       tensor = host->allocate(bytes);
     } catch (const c10::OutOfMemoryError&) {
-      if (answer == passed || !made_room(request, &address)) throw;
+      request = on_current_stream(bytes);
+      if (!made_room(request, &address)) throw;
       if (address != nullptr) return planned_tensor(address, request);
       tensor = host->allocate(bytes);
     }
+    if (answer == unknown) return tensor;
     if (tensor.compare_exchange_deleter(host_deleter, &release) && answer == recorded) record(tensor.get(), request);
     return tensor;
   }
@@ -277,6 +284,7 @@ class Guest final : public cca::CUDAAllocator {
 #endif
 
  private:
+  static constexpr size_t kMostSmall = 1024;  // bytes, of the largest requests that no plan ever has
   static constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // of PyTorch's statistics
   static constexpr size_t kSmallPool = size_t{1} << 20;      // bytes: larger requests are the large pool's
   static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
@@ -327,6 +335,8 @@ class Guest final : public cca::CUDAAllocator {
   }
 
   static DeviceIndex current_device() {
+    static const bool only_one = c10::cuda::device_count() == 1;
+    if (only_one) return 0;
     DeviceIndex device = 0;
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
     return device;
@@ -341,8 +351,10 @@ class Guest final : public cca::CUDAAllocator {
       const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
       if (answer == planned) return answer;
       hand_back();  // an arena that the core has just released serves the host's next request
-      if (answer == recorded && handed_back.exchange(false)) release_cache();
-      if (answer != prepare) return answer;
+      if (answer != prepare) {
+        if (answer != in_private_pool && handed_back.load() && handed_back.exchange(false)) release_cache();
+        return answer;
+      }
       get_arena(request.device);
     }
   }
@@ -421,7 +433,7 @@ class Guest final : public cca::CUDAAllocator {
     try {
       address = allocate();
     } catch (const c10::OutOfMemoryError&) {
-      if (answer == passed || !made_room(request, &address)) throw;
+      if (!made_room(request, &address)) throw;
       if (address != nullptr) return report(address, static_cast<int64_t>(request.bytes)), address;
       address = allocate();
     }

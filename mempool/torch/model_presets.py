@@ -29,15 +29,6 @@ def _llama(
     return sizes | {"num_attention_heads": heads, "num_key_value_heads": kv, "vocab_size": vocab} | more
 
 
-def _whisper(width: int, layers: int, **more: Any) -> dict[str, Any]:
-    both = {
-        f"{side}_{key}": value
-        for side in ("encoder", "decoder")
-        for key, value in (("layers", layers), ("attention_heads", width // 64), ("ffn_dim", 4 * width))
-    }
-    return {"d_model": width} | both | more
-
-
 _ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
 _LLAMA3 = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 _TIED = {"tie_word_embeddings": True}
@@ -70,9 +61,4 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-0.5b": ("qwen2", _llama(896, 4864, 24, 14, 2, 151936, **_TIED)),
     "qwen2.5-1.5b": ("qwen2", _llama(1536, 8960, 28, 12, 2, 151936, **_TIED)),
     "qwen2.5-7b": ("qwen2", _llama(3584, 18944, 28, 28, 4, 152064)),
-    "whisper-tiny": ("whisper", _whisper(384, 4)),
-    "whisper-base": ("whisper", _whisper(512, 6)),
-    "whisper-small": ("whisper", _whisper(768, 12)),
-    "whisper-medium": ("whisper", _whisper(1024, 24)),
-    "whisper-large": ("whisper", _whisper(1280, 32)),
 }

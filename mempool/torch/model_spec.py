@@ -1,16 +1,17 @@
-"""Parsers for the command line's names of models, inputs and sizes; nothing is imported or made."""
+"""Parsers for the command line's names of models, optimizers, types and sizes; nothing is imported."""
 
 from __future__ import annotations
 
 import ast
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from mempool.errors import UsageError
 
-_FORMS = "package.module:function, script.py, script.py:name, or transformers:gpt2"
+#: Advice for models that have no name on the command line.
+IN_PYTHON = "fit a model of your own in Python: mempool.torch.fit(model, inputs)"
+_FORMS = f"transformers:NAME, such as transformers:gpt2, or script.py with --main; {IN_PYTHON}"
 #: Element types by common names; the values are PyTorch's names.
 TYPES = {
     name: name
@@ -30,10 +31,9 @@ class ModelSpec:
     """A parsed name with optional arguments.
 
     Attributes:
-        kind: "transformers", "script" or "module"; "" for a bare name.
-        where: file of a script, or dotted name of a module.
-        name: name inside the script or module; for transformers, the name of a configuration or a path; ""
-            for any.
+        kind: "transformers" or "script"; "" for an optimizer or a loss.
+        where: file of a script.
+        name: of a model of transformers, the name of a configuration or a path; of an optimizer or a loss.
         arguments: keyword arguments.
     """
 
@@ -48,35 +48,8 @@ class ModelSpec:
         return f"{place}({given})" if given else place
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """One tensor of a model's input.
-
-    Attributes:
-        name: name of the argument; "" for a positional one.
-        type: PyTorch's name of the element type.
-        shape: sizes as products of factors: numbers, "B" for the batch or "S" for the sequence length.
-    """
-
-    name: str
-    type: str
-    shape: tuple[tuple[int | str, ...], ...]
-
-    def sizes(self, batch: int, seq: int | None) -> tuple[int, ...]:
-        """Return the sizes in elements.
-
-        Raises:
-            UsageError: the shape has an S, and there is no length.
-        """
-        known = {"B": batch, "S": seq}
-        factors = [[known.get(f, f) if isinstance(f, str) else f for f in size] for size in self.shape]
-        if any(factor is None for size in factors for factor in size):
-            raise UsageError("the inputs have an S: give the sequence's length with --seq")
-        return tuple(math.prod(int(f) for f in size if f is not None) for size in factors)
-
-
 def parse_target(text: str) -> ModelSpec:
-    """Parse ``package.module:function(key=value)``, ``script.py:name`` or ``transformers:gpt2``.
+    """Parse ``transformers:gpt2``, ``transformers:LlamaConfig(hidden_size=64)`` or ``script.py``.
 
     Raises:
         UsageError: the text has none of these forms.
@@ -84,25 +57,17 @@ def parse_target(text: str) -> ModelSpec:
     head, colon, rest = text.partition(":")
     if colon and head == "transformers":
         return _transformers(rest)
-    if script := re.fullmatch(r"(.+\.pyw?)(?::(.+))?", text, re.DOTALL):
-        name, arguments = _call(script[2]) if script[2] else ("", {})
-        return ModelSpec("script", script[1], name, arguments)
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", head):
-        raise UsageError(f"{text!r} names no model; give {_FORMS}")
-    if colon and not rest:
-        raise UsageError(f"{text!r} ends at the colon; give {_FORMS}")
-    name, arguments = _call(rest) if colon else ("", {})
-    return ModelSpec("module", head, name, arguments)
+    if text.endswith((".py", ".pyw")):
+        return ModelSpec("script", text, "")
+    raise UsageError(f"{text!r} names no model; give {_FORMS}")
 
 
 def parse_name(text: str) -> ModelSpec:
-    """Parse ``adamw``, ``sgd(momentum=0.9)`` or ``package.module:function``.
+    """Parse ``adamw``, ``sgd+momentum`` or ``sgd(momentum=0.9)``.
 
     Raises:
         UsageError: the text has none of these forms.
     """
-    if ":" in text.partition("(")[0]:
-        return parse_target(text)
     head, plus, option = text.partition("(")[0].partition("+")
     name, arguments = _call(head.strip() + text[len(head + plus + option) :])
     return ModelSpec("", "", f"{name}{plus}{option.strip()}", arguments)
@@ -133,33 +98,6 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
         raise UsageError(
             f"{text!r}: between the brackets stand key=value, with numbers, texts, lists and dictionaries"
         ) from None
-
-
-def parse_inputs(text: str) -> tuple[InputSpec, ...]:
-    """Parse a model's inputs, such as ``float32[B,3,224,224] labels=int64[B]``.
-
-    Raises:
-        UsageError: the text has no inputs, or a part is invalid; the message names the part.
-    """
-    found = []
-    for part in re.findall(r"[^\s\[\]]*\[[^\]]*\]|\S+", text.replace(";", " ")):
-        match = re.fullmatch(r"(?:([^\W\d]\w*)=)?(\w*)\[([^\]]*)\]", part.strip(",;"))
-        if match is None or (kind := TYPES.get((match[2] or "float32").lower())) is None:
-            raise UsageError(
-                f"{part!r} is no input: say TYPE[SIZES] or NAME=TYPE[SIZES], such as float32[B,3,224,224], "
-                f"with types {', '.join(dict.fromkeys(TYPES.values()))}"
-            )
-        sizes = [size for size in match[3].replace(" ", "").split(",") if size]
-        found.append(InputSpec(match[1] or "", kind, tuple(_factors(size, part) for size in sizes)))
-    if not found:
-        raise UsageError("no inputs: say such as float32[B,3,224,224]")
-    return tuple(found)
-
-
-def _factors(size: str, part: str) -> tuple[int | str, ...]:
-    if not re.fullmatch(r"(\d{1,12}|[BS])(\*(\d{1,12}|[BS]))*", size, re.IGNORECASE):
-        raise UsageError(f"{size!r} in {part!r} is no size: numbers, B for the batch, S for --seq, and 2*B")
-    return tuple(int(f) if f.isdigit() else f.upper() for f in size.split("*"))
 
 
 def parse_sizes(text: str) -> list[int]:

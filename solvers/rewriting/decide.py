@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from solvers.rewriting.step_conversion import GraphStep, graph_step, offloadable
 from solvers.swap.absences import absences_of
 from solvers.swap.planner import OffloadPlanner
 from solvers.swap.schedule import Schedule
+from solvers.swap.tunables import DEFAULTS as OFFLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from solvers.rewriting.graph import Graph
     from solvers.rewriting.records import Simulation
     from solvers.swap.link import Link
+
+#: Without a price of moves: the program's own copies take time in the graph (`CopyOverhead`).
+_TUNABLES = replace(OFFLOADS, move_bytes=0)
 
 
 def decide(
@@ -190,9 +195,12 @@ class Decider:
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
         """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
         plan = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
-        planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=tries)
+        new_planner = partial(
+            OffloadPlanner, plan.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
+        )
+        planner = new_planner(tries=tries)
         if planner.floor()[0] > limit:  # count every small buffer, too
-            planner = OffloadPlanner(plan.step, self.link, host_limit=self.host_limit, tries=0, least_bytes=1)
+            planner = new_planner(tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
             schedule, method = held.schedule, held.method

@@ -164,7 +164,7 @@ class OffloadPlanner:
         if limit < self.lowest_limit() or self._lean.peak_bytes <= limit:
             return []
         found = [self._plan_order(name, order, limit) for name, order in self._orders.items()]
-        leader = min((one for one in found if one is not None), key=_cost, default=None)
+        leader = min((one for one in found if one is not None), key=self._cost, default=None)
         if leader is not None:
             orders = self._neighbours(
                 self._orders[leader.method], self._tries // self.tunables.alternative_tries_divisor
@@ -176,8 +176,9 @@ class OffloadPlanner:
                 )
             ]
         held = (self._within_host(one) for one in found if one is not None and one.peak_bytes <= limit)
-        different = {round(one.stall_seconds, 7): one for one in held if one is not None}
-        return sorted(different.values(), key=_cost)
+        by_cost = sorted((one for one in held if one is not None), key=self._cost)
+        different = {(round(one.stall_seconds, 7), len(one.schedule)): one for one in reversed(by_cost)}
+        return sorted(different.values(), key=self._cost)
 
     def lowest_limit(self) -> int:
         """Return the lowest feasible limit in bytes, given the host limit."""
@@ -239,7 +240,7 @@ class OffloadPlanner:
             made = best if best.peak_bytes <= limit else self.hold(limit)
             known.append(made)
             fits = [planned for planned in known if planned.peak_bytes <= limit]
-            least = min(fits, key=lambda planned: (planned.stall_seconds, planned.replayed.moved_bytes))
+            least = min(fits, key=self._cost)
             if self.step.peak_bytes <= limit:
                 least = self.without_moves(limit)
             found[limit] = PlannedSchedule(limit, least.schedule, least.replayed, least.method)
@@ -285,16 +286,26 @@ class OffloadPlanner:
             order, limit, rounds or self._rounds, reload_weight
         )
         large = self._rounds < self.tunables.rounds
-        if not np.isfinite(stall) or (large and best and stall >= best.predicted_stall):
+        if not np.isfinite(stall):
+            return None
+        if large and best and (stall, len(rows)) >= (best.predicted_stall, len(best.schedule)):
             return None
         return replace(self._schedule(name, limit, rows, release, fetch), predicted_stall=stall)
 
     def _better(self, best: PlannedSchedule | None, found: PlannedSchedule | None) -> PlannedSchedule | None:
-        """Return the schedule that holds the limits with the shorter stall, then with fewer bytes moved."""
-        if found is None or found.peak_bytes > found.limit_bytes or (best and _cost(found) >= _cost(best)):
-            return best
-        found = self._within_host(found)
-        return best if found is None or (best and _cost(found) >= _cost(best)) else found
+        """Return the schedule that holds the limits with the lower cost."""
+        for _ in range(2):
+            if found is None or found.peak_bytes > found.limit_bytes:
+                return best
+            if best is not None and self._cost(found) >= self._cost(best):
+                return best
+            found = self._within_host(found)
+        return found
+
+    def _cost(self, planned: PlannedSchedule) -> tuple[float, int]:
+        """Return the stall in seconds, then the bytes moved, with those that a move's host time is worth."""
+        did, moves = planned.replayed, len(planned.schedule)
+        return planned.stall_seconds, did.moved_bytes + did.returned_bytes + moves * self.tunables.move_bytes
 
     def _improve(self, best: PlannedSchedule, seed: int) -> PlannedSchedule:
         """Improve a schedule with stall by small changes.
@@ -389,7 +400,3 @@ def _resting(step: Step, least_bytes: int, host_limit: int | None) -> NDArray[np
     rows = step.untouched[step.size[step.untouched] >= least_bytes]
     rows = rows[np.argsort(-step.size[rows], kind="stable")]
     return rows if host_limit is None else rows[np.cumsum(step.size[rows]) <= host_limit]
-
-
-def _cost(planned: PlannedSchedule) -> tuple[float, int]:
-    return planned.stall_seconds, planned.replayed.moved_bytes + planned.replayed.returned_bytes

@@ -15,6 +15,9 @@ class OffloadTunables:
     Attributes:
         least_bytes: smaller buffers stay on the device, in bytes: a copy's fixed cost equals the transfer
             time of some hundred kilobytes.
+        move_bytes: bytes that may be moved in addition to save a move, of schedules with the same stall: a
+            move takes the host some 50 microseconds, which the program feels if its kernels are short. Copies
+            that nobody waits for cost nothing.
         least_share: in a small step `least_bytes` would exclude every buffer, so the threshold is at most
             1 / `least_share` of the peak.
         ungrouped_operations: steps of at most so many operations stay ungrouped; others get about so many
@@ -52,6 +55,7 @@ class OffloadTunables:
 
     least_bytes: int = 64 << 10
     least_share: int = 4096
+    move_bytes: int = 8 << 20
     ungrouped_operations: int = 2048
     limit_work: int = 150_000_000
     limit_tries: int = 300

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import on_standin
@@ -20,6 +22,8 @@ from on_standin import in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
 MIB = 1 << 20
 STEPS, LAST = 60, 20
@@ -32,27 +36,12 @@ def language_model(
     import torch
     from torch import nn
     from torch.nn import functional
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q, k, v = (
-                part.view(*x.shape[:2], heads, -1).transpose(1, 2)
-                for part in self.attend(self.first(x)).chunk(3, dim=-1)
-            )
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.project(y.transpose(1, 2).reshape(x.shape))
-            return x + self.narrow(functional.gelu(self.wide(self.second(x))))
+    from workloads import Layer
 
     with torch.device("cuda"):
         model = nn.Sequential(
             nn.Embedding(words, width),
-            *(Block() for _ in range(layers)),
+            *(Layer(width, heads) for _ in range(layers)),
             nn.LayerNorm(width),
             nn.Linear(width, words),
         )
@@ -71,36 +60,10 @@ def language_model(
 def pictures() -> Callable[[], None]:
     """Return the step of a ResNet-50 with SGD."""
     import torch
-    from torch import nn
+    from networks import resnet
     from torch.nn import functional
 
-    class Bottleneck(nn.Module):
-        def __init__(self, wide: int, width: int, stride: int) -> None:
-            super().__init__()
-            sizes = ((wide, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
-            self.layers = nn.ModuleList(
-                nn.Sequential(nn.Conv2d(a, b, k, s, k // 2, bias=False), nn.BatchNorm2d(b))
-                for a, b, k, s in sizes
-            )
-            self.short = None
-            if stride != 1 or wide != 4 * width:
-                self.short = nn.Sequential(
-                    nn.Conv2d(wide, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
-                )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = functional.relu(self.layers[1](functional.relu(self.layers[0](x))))
-            return functional.relu(self.layers[2](y) + (x if self.short is None else self.short(x)))
-
-    blocks, wide = [], 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for number in range(count):
-            blocks.append(Bottleneck(wide, width, stride if number == 0 else 1))
-            wide = 4 * width
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks,
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000),
-    ).cuda()  # fmt: skip
+    model = resnet(50, cifar=False, inplace=False, classes=1000).cuda()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     batch, labels = (
         torch.randn(64, 3, 224, 224, device="cuda"),

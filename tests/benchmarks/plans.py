@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import own_process
 from instances import GENERATORS, flat, scattered
-from test_proofs import problem
 
 from mempool.demo.worker import resident_bytes
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
@@ -225,6 +224,11 @@ def everyday(seeds: range, _: int) -> None:
         times, ratio = [r.seconds for r in runs], max(r.ratio for r in runs)
         good = ratio <= 1.001 and max(times) <= 0.02
         row(n, seconds(statistics.median(times)), seconds(max(times)), f"{ratio:.5f}", met(good))
+
+
+def problem(name: str, seed: int) -> Buffers:
+    """Return a problem of 2 to 30 buffers."""
+    return GENERATORS[name](int(np.random.default_rng([seed, 7]).integers(2, 31)), seed)
 
 
 def proofs(_: range, problems: int) -> None:

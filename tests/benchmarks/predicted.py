@@ -35,7 +35,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("hf-vit", {"batch": 8}),
     "Qwen2": ("hf-qwen2", {"batch": 8}),
     "ResNet, SGD": ("resnet", {"batch": 32, "optimizer": "SGD"}),
-    "GPT-2, inference": ("hf-gpt2", {"batch": 8, "mode": "inference"}),
+    "GPT-2, inference": ("hf-gpt2", {"batch": 8, "mode": "inference", "hold_output": True}),
 }
 
 

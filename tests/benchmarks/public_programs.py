@@ -30,6 +30,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+from workloads import Layer
+
 STEPS = 60
 
 
@@ -66,30 +69,11 @@ class Laps:
         }
 
 
-class Block(nn.Module):
-    """A transformer block as in nanoGPT."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.attn(self.ln_1(x)).split(width, 2)
-        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).contiguous().view(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
-
-
 class GPT(nn.Module):
     def __init__(self, vocabulary: int, block: int, width: int, layers: int) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(block, width)
-        self.h = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.h = nn.ModuleList(Layer(width, 4) for _ in range(layers))
         self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> tuple[Any, Any]:
@@ -129,61 +113,6 @@ def nanogpt(laps: Laps) -> nn.Module:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         laps.lap(loss.item())
-    return model
-
-
-def mingpt(laps: Laps) -> nn.Module:
-    """Run karpathy/minGPT's demo: sort numbers, a data loader, clipping."""
-    model = GPT(3, 11, 48, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.95))
-    rows = torch.randint(3, (4096, 6))
-    both = torch.cat([rows, rows.sort(1).values], 1)
-    x, y = both[:, :-1], both[:, 1:].clone()
-    y[:, :5] = -1
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=64, shuffle=True)
-    for _ in range(4):
-        for ids, targets in loader:
-            _, loss = model(ids, targets)
-            model.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            laps.lap(loss.item())
-    return model
-
-
-def mnist(laps: Laps) -> nn.Module:
-    """Run pytorch/examples' mnist: a convolutional network, Adadelta, a test after each epoch."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(9216, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, 10),
-        nn.LogSoftmax(1),
-    )
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
-    images, digits = torch.randn(1300, 1, 28, 28), torch.randint(10, (1300,))
-    data = torch.utils.data.TensorDataset(images, digits)
-    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
-    test = torch.utils.data.DataLoader(data, batch_size=500)
-    for _ in range(3):
-        model.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.nll_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            laps.lap(loss.item())
-        model.eval()
-        with torch.no_grad():
-            sum(F.nll_loss(model(x), y, reduction="sum").item() for x, y in test)
     return model
 
 
@@ -243,33 +172,6 @@ def time_sequence_prediction(laps: Laps) -> nn.Module:
         loss = optimizer.step(closure)
         with torch.no_grad():
             model(x[:3], future=500)
-        laps.lap(loss.item())
-    return model
-
-
-def vae(laps: Laps) -> nn.Module:
-    """Run pytorch/examples' vae."""
-    model = nn.ModuleDict(
-        {
-            "fc1": nn.Linear(784, 400),
-            "mu": nn.Linear(400, 20),
-            "var": nn.Linear(400, 20),
-            "fc3": nn.Linear(20, 400),
-            "fc4": nn.Linear(400, 784),
-        }
-    )
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(5 * STEPS):
-        x = torch.rand(128, 784)
-        optimizer.zero_grad()
-        h = F.relu(model["fc1"](x))
-        mu, logvar = model["mu"](h), model["var"](h)
-        z = mu + torch.randn_like(mu) * torch.exp(0.5 * logvar)
-        out = torch.sigmoid(model["fc4"](F.relu(model["fc3"](z))))
-        loss = F.binary_cross_entropy(out, x, reduction="sum")
-        loss = loss - 0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-        loss.backward()
-        optimizer.step()
         laps.lap(loss.item())
     return model
 
@@ -340,44 +242,6 @@ def resnet(laps: Laps) -> nn.Module:
             ema.update_parameters(model)
             laps.lap(loss.item())
     return model
-
-
-def dcgan(laps: Laps) -> nn.Module:
-    """Run pytorch/examples' dcgan: two optimizers."""
-    g = nn.Sequential(
-        nn.ConvTranspose2d(64, 64, 4, 1, 0, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(True),
-        nn.ConvTranspose2d(64, 32, 4, 2, 1, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(True),
-        nn.ConvTranspose2d(32, 3, 4, 2, 1, bias=False),
-        nn.Tanh(),
-    )
-    d = nn.Sequential(
-        nn.Conv2d(3, 32, 4, 2, 1, bias=False),
-        nn.LeakyReLU(0.2, inplace=True),
-        nn.Conv2d(32, 64, 4, 2, 1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.LeakyReLU(0.2, inplace=True),
-        nn.Conv2d(64, 1, 4, 1, 0, bias=False),
-        nn.Sigmoid(),
-        nn.Flatten(0),
-    )
-    ones = [torch.optim.Adam(net.parameters(), lr=2e-4, betas=(0.5, 0.999)) for net in (d, g)]
-    label = torch.full((32,), 1.0)
-    for _ in range(STEPS):
-        d.zero_grad()
-        F.binary_cross_entropy(d(torch.randn(32, 3, 16, 16)), label).backward()
-        fake = g(torch.randn(32, 64, 1, 1))
-        F.binary_cross_entropy(d(fake.detach()), 0 * label).backward()
-        ones[0].step()
-        g.zero_grad()
-        loss = F.binary_cross_entropy(d(fake), label)
-        loss.backward()
-        ones[1].step()
-        laps.lap(loss.item())
-    return nn.ModuleList([g, d])
 
 
 def diffusion(laps: Laps) -> nn.Module:
@@ -547,14 +411,10 @@ PROGRAMS: dict[str, Callable[[Laps], nn.Module]] = {
     each.__name__: each
     for each in (
         nanogpt,
-        mingpt,
-        mnist,
         word_language_model,
         time_sequence_prediction,
-        vae,
         reinforce,
         resnet,
-        dcgan,
         diffusion,
         trainer,
         lightning_autoencoder,

@@ -129,17 +129,24 @@ class Suite:
     def outcomes(
         self, options: str | None, names: list[str], plain: dict[str, tuple[str, float, str]] | None = None
     ) -> dict[str, tuple[str, float, str]]:
-        """Return outcome, seconds and message of each test.
+        """Return outcome, seconds and message of each test; failed tests run again in another process.
 
         Args:
             options: options of `mempool run`; None: plain Python.
             names: the tests.
             plain: outcomes in plain Python, if they are known.
         """
+        outcomes = self._run(options, names, plain or {})
+        failed = [name for name, (outcome, *_) in outcomes.items() if outcome == "failed"]
+        return outcomes | self._run(options, failed, plain or {})  # an earlier test may have disturbed them
+
+    def _run(
+        self, options: str | None, names: list[str], plain: dict[str, tuple[str, float, str]]
+    ) -> dict[str, tuple[str, float, str]]:
         outcomes: dict[str, tuple[str, float, str]] = {}
         while left := [name for name in names if name not in outcomes]:
             process = self._start(options, left)
-            verdict = self._watch(process, plain or {})
+            verdict = self._watch(process, plain)
             entries = list(self._entries())
             outcomes |= {name: (*said,) for kind, name, *said in entries if kind == "end"}
             begun = [name for kind, name, *_ in entries if kind == "begin" and name not in outcomes]

@@ -40,17 +40,6 @@ def _mlp() -> nn.Module:
     return nn.Sequential(*inner, nn.Linear(4096, 1000))
 
 
-class _Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.LSTM(512, 1024, 3, batch_first=True, dropout=0.1)
-        self.classes = nn.Linear(1024, 1000)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.classes(self.layers(x)[0])
-        return result
-
-
 def _encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True), 6)
 
@@ -63,7 +52,7 @@ def _family(name: str, batch: int, seq: int | None, settings: dict[str, Any], **
     import transformers  # noqa: F401 - without which the job is left out
 
     found = transformers_model(name, settings)
-    inputs = functools.partial(model_inputs, found, seq=seq, image=None, labels=True)
+    inputs = functools.partial(model_inputs, found, seq=seq, labels=True)
     return Job(found.model, lambda size: ((), inputs(size)), batch, optimizer=torch.optim.AdamW, **more)
 
 
@@ -73,7 +62,6 @@ _LLAMA |= {"num_key_value_heads": 4, "use_cache": False}
 JOBS: dict[str, Callable[[], Job]] = {
     "cnn": lambda: _job(Network, 256, (3, 64, 64), classes=()),
     "mlp": lambda: _job(_mlp, 4096, (4096,), classes=()),
-    "lstm": lambda: _job(_Recurrent, 64, (128, 512), classes=(128,)),
     "gpt": lambda: _gpt(8, classes=(1024,)),
     "gpt-autocast": lambda: _gpt(16, classes=(1024,), autocast=torch.bfloat16),
     "gpt-bfloat16": lambda: _gpt(16, classes=(1024,), dtype=torch.bfloat16),

@@ -52,11 +52,3 @@ def test_buffers_of_two_devices_keep_device_and_stream(pool: CupyPool, current: 
     assert trace.stream[accesses].any()
     assert trace.metadata["untouched_buffers"] == "1"
     assert (trace.kind == EventType.MARK).sum() == 1
-
-
-def test_pool_without_a_device_records_the_first(pool: CupyPool) -> None:
-    with mempool.cupy.record_arrays() as recorder:
-        made = recorder.module(cupy).empty((100,), "f4")
-        recorder.touch(made)
-        del made
-    assert np.bincount(recorder.trace().kind).tolist() == [1, 1, 1]

@@ -301,17 +301,6 @@ def test_allocations_from_the_low_water_mark_on_hit(low_water: int) -> None:
     assert core.run(SIZES) == len(SIZES)
 
 
-def test_arena_is_taken_at_the_next_mark_if_the_low_water_mark_is_not_reached() -> None:
-    core = Core()
-    core.client.install(pattern(SIZES, low_water=15))
-    core.step()
-    core.run(SIZES[:10])
-    assert core.pool.stats()["arena_bytes"] == 0
-    core.step()
-    assert core.pool.stats()["arena_bytes"] > 0
-    assert core.run(SIZES) == len(SIZES)
-
-
 def gradients(core: Core, sizes: Sequence[int], steps: int) -> list[int]:
     """Run iterations whose last three buffers are freed early in the next; return the arena after each."""
     arenas, kept = list[int](), list(core.live)
@@ -362,37 +351,6 @@ def test_pinned_buffer_is_not_waited_for_in_vain_again_and_again() -> None:
         core.step()
         core.run(larger)
     assert core.pool.stats()["arena_bytes"] >= sum(larger)
-
-
-KIND, LARGER = [10_240] * 4, [10_240] * 4 + [40_960] * 4
-
-
-def late(core: Core, kept: list[int], steps: int) -> list[int]:
-    """Return the misses of iterations whose last buffer lives until the next has three."""
-    missed = []
-    for _ in range(steps):
-        core.step()
-        before = core.misses
-        made = [core.allocate(size) for size in KIND[:3]]
-        while kept:
-            core.free(kept.pop())
-        kept.append(core.allocate(KIND[3]))
-        for address in made:
-            core.free(address)
-        missed.append(core.misses - before)
-    return missed
-
-
-@pytest.mark.parametrize("more", [0, 4096, 8192, 10_240, 12_288, 30_720])
-def test_no_slot_stays_empty_for_a_larger_arena_out_of_reach(more: int) -> None:
-    """Memory suffices for the larger arena alone, or also for the buffers beside the arena meanwhile."""
-    core, kept = Core(page=0, large=4096, shared=4096, limit=sum(LARGER) + more), list[int]()
-    core.step()
-    core.client.install(pattern(KIND))
-    late(core, kept, 4)
-    core.client.install(pattern(LARGER))
-    # Tried now and then: each time it costs a few misses.
-    assert sum(late(core, kept, 1000)[-500:]) <= 8
 
 
 @given(

@@ -220,26 +220,6 @@ class TestArrays:
         gc.collect()
         assert pool.faults() == ()
 
-    def test_results_are_the_same_and_a_plan_is_followed(self) -> None:
-        def loop(pool: mempool.Pool | None) -> bytes:
-            x = np.linspace(-1, 1, 10_000).reshape(100, 100)
-            for _ in range(60):
-                x = np.tanh(x @ x.T + np.roll(x, 1, axis=0)) * 1.01
-                if pool is not None:
-                    pool.step()
-                    pool.plan_now()
-            return x.tobytes()
-
-        with mempool.numpy.install(check=True, background=False) as pool:
-            result = loop(pool)
-            assert pool.faults() == ()
-        assert result == loop(None)
-
-    def test_unchecked_pool_has_no_faults(self) -> None:
-        with mempool.numpy.install() as pool:
-            assert pool.faults() == ()
-            assert "faults" not in pool.report().to_dict()
-
 
 KEPT = """
 import ctypes

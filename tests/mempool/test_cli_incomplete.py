@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -233,15 +232,6 @@ def test_refused_requests_are_part_of_every_comparison(tmp_path: Path, cli: Cli)
     assert (rows["recorded"]["fits"], rows["planned"]["fits"]) == (False, True)
 
 
-def test_rounding_of_the_recorded_allocator_is_unknown(tmp_path: Path, cli: Cli) -> None:
-    """A snapshot's events have the requested bytes only."""
-    window(tmp_path / "s")
-    rows = by_allocator(cli, tmp_path / "s")
-    parts = ("internal_fragmentation", "external_fragmentation")
-    assert [rows["recorded"][part] for part in parts] == [None, None]
-    assert all(rows["pytorch"][part] is not None for part in parts)
-
-
 def test_private_pools_are_simulated_separately(tmp_path: Path, cli: Cli) -> None:
     two_pools(tmp_path / "s")
     rows = by_allocator(cli, tmp_path / "s")
@@ -275,30 +265,3 @@ def test_failure_counts_whatever_its_size(size: Any, lenient: str, tmp_path: Pat
     (tmp_path / "log.csv").write_text("\n".join([*LOG, f"1,2.0,allocate failure,(nil),{size},0"]))
     [device] = cli.answer("info", tmp_path / "log.csv")["per_device"]
     assert device["refused"]["count"] == 1
-
-
-def test_events_of_wrong_times_are_corrected_and_not_left_out(tmp_path: Path, cli: Cli) -> None:
-    events = []
-    for index, time in enumerate((5e12, 5e12 + 1, 0, 0)):
-        args = {"Total Reserved": 0, "Total Allocated": 0, "Bytes": (8, -8)[index % 2], "Addr": 512}
-        args |= {"Device Type": 1, "Device Id": 0, "Ev Idx": index}
-        events.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": time, "args": args})
-    (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    _, error = cli.run("info", tmp_path / "t.json", "--lenient")
-    assert error.strip().endswith(
-        "t.json: 2 events corrected: 2 a time that contradicts the order of the events"
-    )
-    assert cli.answer("info", tmp_path / "t.json", "--lenient")["events"] == 4
-
-
-def test_recorded_allocator_covers_devices_with_reserved_bytes_only(tmp_path: Path, cli: Cli) -> None:
-    """A profiler's trace has no reserved bytes of the host: no reason to fail for the GPU."""
-    events = []
-    for at, (kind, index, total) in enumerate([(0, -1, 0), (1, 0, 8192)]):
-        args = {"Total Reserved": total, "Total Allocated": total, "Bytes": 4096, "Addr": 512 * (at + 1)}
-        args |= {"Device Type": kind, "Device Id": index}
-        events.append({"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": at + 1, "args": args})
-    (tmp_path / "t.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    rows = cli.answer("compare", tmp_path / "t.json", "-a recorded -a planned")
-    pairs = [(row["device"], row["allocator"]) for row in rows]
-    assert pairs == [(-1, "planned"), (0, "recorded"), (0, "planned")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -89,27 +88,6 @@ def test_memory_at_the_peak_is_reported_with_its_remedies(trace_file: Trace, cli
     assert [part for part in parts if part not in text] == []
 
 
-def test_roles_are_reported_only_with_iterations(trace_file: Trace, cli: Cli) -> None:
-    said = per_device(cli, "--whole")
-    assert said["roles"] is None
-    assert "role" not in said["held_longest"][0]
-    assert "passing" not in cli.printed("info t.trace --whole")
-
-
-def test_idle_memory_is_reported_where_accesses_were_recorded(trace_file: Trace, cli: Cli) -> None:
-    """Late: the parameter, an output and a buffer only written; idle: for at least an iteration."""
-    said = per_device(cli)
-    assert said["idle_bytes"] == (40 + 8 + 100 + 200) * KIB  # an iteration is eight events long
-    assert said["late_bytes"] == (40 + 8 + 100) * KIB
-    assert "148 KiB last used before" in " ".join(cli.printed("info t.trace").split())
-    assert per_device(cli, "--whole")["idle_bytes"] == (40 + 8) * KIB  # a tenth of all is five events
-    silent = (trace_file.kind != R) & (trace_file.kind != W)
-    told = {name: getattr(trace_file, name)[silent] for name in COLUMNS}
-    write_trace(dataclasses.replace(trace_file, **told), "t.trace")
-    assert (said := per_device(cli))["idle_bytes"] is None is said["late_bytes"]
-    assert "idle" not in cli.printed("info t.trace")
-
-
 def test_recorded_categories_modules_and_phases_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
@@ -144,11 +122,6 @@ def test_recorded_categories_modules_and_phases_are_reported(
     assert "backward of Net.head" in text
     for part in ("by category", "by phase", "by module"):
         assert f"at the peak {part}" in text
-
-
-def test_info_of_a_plan_has_no_memory_report(trace_file: Trace, cli: Cli) -> None:
-    cli.run("plan t.trace -o t.plan")
-    assert "per_device" not in cli.answer("info t.plan")
 
 
 def doubled(single: Trace, second: int) -> Trace:
@@ -221,9 +194,6 @@ def test_event_numbers_are_rows_of_the_file(single: Trace, cli: Cli) -> None:
             assert held["end"] == len(two) or two.buffer[held["end"]] == held["buffer"]
 
 
-SNAPSHOTS = Path(__file__).parents[2] / "../shared/bench/pytorch_snapshots"
-
-
 def recorded(before: list[int], times: int, *, freed: bool = True, mark: bool = False) -> Trace:
     """Other allocs first, each freed by the next or never, then so many times the same ten."""
     rows: list[tuple[int, int, int]] = []
@@ -275,15 +245,3 @@ def test_iterations_must_be_the_main_part_of_a_trace(
         text = " ".join(cli.printed("plan", path, output).split())
         assert ("alike, are a small part" in text) == (iterations == 1)
         assert ("replayed by no pool" in text) == (iterations == 1 and bool(output))
-
-
-@pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])
-def test_layer_of_a_real_network_is_not_taken_for_an_iteration(name: str, cli: Cli) -> None:
-    """The two recordings cover one step: no buffer alive at the end has the role passing."""
-    path = SNAPSHOTS / f"{name}.pickle"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    shown = cli.answer("info", str(path))
-    assert shown["period"] is None
-    assert shown["peak_load_bytes"] == shown["per_device"][0]["peak_load_bytes"]
-    assert shown["per_device"][0]["roles"] is None

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -20,9 +16,7 @@ from answers import Cli
 from commands import COMMAND
 from instances import aligned
 
-from mempool.units import binary
 from solvers import check, peak_load, read_plan
-from solvers.packing.options import OPTIONS
 from traces import Buffers, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
@@ -43,13 +37,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     write_csv(buffers, "b.csv")
     return tmp_path
-
-
-def hard() -> Buffers:
-    """No order finds the bound at once."""
-    rng = np.random.default_rng(5)
-    start = rng.integers(0, 60, 120)
-    return Buffers.of(start, start + rng.integers(1, 30, 120), rng.integers(1, 50, 120))
 
 
 def test_trace_is_planned_checked_and_shown(folder: Path, cli: Cli) -> None:
@@ -73,16 +60,6 @@ def test_whole_trace_is_planned_on_a_line(folder: Path, cli: Cli) -> None:
         planned = cli.answer("plan t.trace --whole -o", name)
         assert (planned["period"], planned["iterations"]) == (None, 1)
         assert cli.answer("check", name, "t.trace")["ok"]
-
-
-def test_csv_plan_of_a_seed_is_reproducible_and_matches_rows_in_any_order(folder: Path, cli: Cli) -> None:
-    for name in ("one.csv", "two.csv"):
-        cli.run("plan b.csv --seed 7 --nodes 5000 -o", name)
-    assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
-    header, *rows = Path("one.csv").read_text().splitlines()
-    Path("two.csv").write_text("\n".join([header, *reversed(rows)]) + "\n")
-    for name in ("one.csv", "two.csv"):
-        cli.run("check", name, "b.csv")
 
 
 def test_wrong_plan_or_plan_of_another_trace_is_refused(folder: Path, cli: Cli) -> None:
@@ -122,52 +99,6 @@ def test_several_capacities_plan_several_arenas(folder: Path, cli: Cli) -> None:
     assert cli.answer("check t.plan t.trace")["ok"]
     assert cli.answer("info t.plan")["arenas"] == planned["arenas"]
     assert re.search(r"arena 1 .* of .*, \d+ buffers", cli.printed(command))
-
-
-def test_target_ends_the_search(folder: Path, cli: Cli) -> None:
-    """Targets are in bytes or above the lower bound: the first arena small enough is the answer."""
-    write_csv(hard(), "hard.csv")
-    first, best = (cli.answer("plan hard.csv --nodes", n) for n in ("0", "30000000"))
-    assert best["arena_bytes"] < first["arena_bytes"]
-    for target in (str(first["arena_bytes"] - 1), f"{100 * (first['ratio'] - 1) - 0.01:.2f} %"):
-        planned = cli.answer(f"plan hard.csv --target '{target}'")
-        assert (planned["status"], planned["stopped_by"]) == ("feasible", "target")
-        assert best["arena_bytes"] < planned["arena_bytes"] < first["arena_bytes"]
-    for target in ("0", "0%"):  # the bound ends it first, or the nodes
-        planned = cli.answer(f"plan hard.csv --target '{target}' --nodes 30000000")
-        assert planned["arena_bytes"] == best["arena_bytes"]
-    for target in ("9" * 9 + "%", "9e12TiB"):
-        planned = cli.answer(f"plan hard.csv --target '{target}'")
-        assert planned["stopped_by"] == "target"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "file"])
-def test_search_shows_its_progress_on_a_terminal_only(
-    stderr: io.StringIO,
-    folder: Path,
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The line has best arena, bound, gap, nodes and nodes a second."""
-    write_csv(hard(), "hard.csv")
-    options = dataclasses.replace(OPTIONS, report_pause=0.0)
-    monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
-    monkeypatch.setattr("sys.stderr", stderr)
-    for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
-        monkeypatch.setenv(name, value)
-    planned = cli.answer("plan hard.csv --solver greedy --nodes 30000000")
-    shown = stderr.getvalue()
-    if not stderr.isatty():
-        assert shown == ""
-        return
-    best = f"arena {binary(planned['arena_bytes'])}, bound {binary(planned['lower_bound_bytes'])}"
-    gap = f"gap {100 * planned['ratio'] - 100:.2f} %"
-    assert re.search(rf"{best}, {gap}, \d+\.\d M nodes, \d+\.\d M/s, \d s", shown)
 
 
 def processor_seconds(pid: int) -> float:
@@ -218,16 +149,6 @@ def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
     assert largest == [(100, "matmul"), (50, None)]
 
 
-def test_largest_buffers_at_the_peak_add_up_to_the_peak_load(folder: Path, cli: Cli) -> None:
-    """Sizes times instances of everything alive at the peak are the peak load, on a line and on a circle."""
-    cli.run("plan t.trace -o p.plan")
-    for name in ("b.csv", "t.trace", "p.plan"):
-        shown = cli.answer("info", name, "--largest 100000")
-        total = sum(entry["size_bytes"] * entry["instances"] for entry in shown["largest_at_peak"])
-        iteration = shown["iteration_peak_load_bytes"]
-        assert total == (shown["peak_load_bytes"] if iteration is None else iteration)
-
-
 def test_empty_trace_is_no_error(folder: Path, cli: Cli) -> None:
     """No events: planned into no bytes, checked, and shown."""
     write_trace(Trace.of([], [], []), "empty.trace")
@@ -252,26 +173,3 @@ def test_every_json_key_is_documented(folder: Path, cli: Cli) -> None:
         shown = cli.answer(command)
         entries = [*shown.get("largest_at_peak", ()), *(shown.get("arenas") or ())]
         assert {key for entry in (shown, *entries) for key in entry} <= documented, command
-
-
-def on_a_terminal(*command: str) -> tuple[int, str]:
-    """Run a command whose stderr is a terminal; return the exit code and the terminal output."""
-    ours, its = pty.openpty()
-    begun = subprocess.Popen([COMMAND, *command], stdout=subprocess.DEVNULL, stderr=its)
-    os.close(its)
-    shown = b""
-    with contextlib.suppress(OSError):  # so ends a terminal that nobody has open any more
-        while piece := os.read(ours, 4096):
-            shown += piece
-    os.close(ours)
-    return begun.wait(60), shown.decode(errors="replace")
-
-
-def test_terminal_shows_progress_for_any_file_name(folder: Path) -> None:
-    name = "odd [/bold] x.trace"
-    (folder / "odd [").mkdir()
-    (folder / "t.trace").rename(folder / name)
-    for command in (["info", name], ["plan", name], ["compare", name, "-a", "cupy"]):
-        code, shown = on_a_terminal(*command)
-        assert code == 0, shown
-        assert name in shown

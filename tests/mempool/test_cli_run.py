@@ -14,8 +14,6 @@ import pytest
 from commands import COMMAND, MEMPOOL, both, outcome, start, write
 from pools import run
 
-import mempool.cli
-import traces
 from mempool import Pool
 from mempool.planning.plan_files import SavedPlans, write_plans
 from traces.formats.parquet import read_trace
@@ -373,27 +371,6 @@ def test_files_with_names_of_our_packages_are_no_obstacle(tmp_path: Path, name: 
     assert "no pool" not in done.stderr
     assert "numpy" in json.loads((tmp_path / "r.json").read_text())["pools"]
     assert len(read_trace(tmp_path / "t"))
-
-
-def test_our_packages_are_found_before_files_beside_the_script(tmp_path: Path) -> None:
-    """Only while the pool is installed; the program's own imports are not affected."""
-    write(tmp_path / "traces.py", "hidden = True")
-    under = str(Path(mempool.cli.__file__).with_name("run") / "child.py")
-    program = f"""
-        import importlib.util, sys
-        # Without the finders of editable installs, which find ours first anyway.
-        sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
-        spec = importlib.util.spec_from_file_location("under", {under!r})
-        under = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(under)
-        before = list(sys.meta_path)
-        with under.Ours():
-            print(importlib.util.find_spec("traces").origin)
-        print(sys.meta_path == before, importlib.util.find_spec("traces").origin)
-    """
-    write(tmp_path / "script.py", program)
-    done = outcome(start(tmp_path, "script.py"))
-    assert done.stdout.split() == [traces.__file__, "True", str(tmp_path / "traces.py")], done.stderr
 
 
 def test_recorded_plan_serves_the_next_run(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mempool.cli.app import call
-from mempool.cli.run import child
 from mempool.cli.run import exec as launch
 from traces.formats.parquet import read_trace
 
@@ -189,15 +188,3 @@ def test_program_with_working_children_gets_a_hint_about_children(
     done = outcome(start(tmp_path, *MEMPOOL, *options, "script.py"))
     assert done.status == 0
     assert ("`mempool run --children`" in done.stderr) == told
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_compiler_started_by_the_pool_is_no_child_of_the_program(
-    monkeypatch: pytest.MonkeyPatch, ours: bool
-) -> None:
-    seconds = iter([0.0, 1e6] if ours else [0.0, 0.0])
-    monkeypatch.setattr(child, "_seconds_of_children", lambda: next(seconds, 1e6))
-    monkeypatch.setattr(child.Run, "_install", lambda *_: None)
-    run = child.Run({"children": False})
-    run.install("torch")
-    assert run._children_did_it({}) != ours

@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from answers import Cli
 from shown import Packed, four_buffers
@@ -18,11 +15,9 @@ from snapshots import segment, stored
 from swap_steps import MIB, training
 
 from mempool.cli.app import call
-from traces import Trace
 from traces.formats.parquet import write_trace
 from traces.workload import generate
 
-SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 drawn = pytest.mark.skipif(importlib.util.find_spec("bokeh") is None, reason="bokeh is not installed")
 
 
@@ -136,18 +131,6 @@ def test_page_contains_no_folders_and_source_lines_only_on_request(folder: Path,
     assert "one.py" in json.dumps(content("p.html").said)
 
 
-@drawn
-@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="the shared snapshots are not there")
-def test_real_snapshot_has_its_segments(folder: Path, cli: Cli) -> None:
-    """The recorded view has PyTorch's reserved segments; unused address space is left out."""
-    shown = cli.answer("show", str(SNAPSHOTS / "small.pickle"), "-o", "small.html")
-    assert shown["buffers"] == 36
-    back = content("small.html")
-    (view,) = back.said["views"]
-    assert len(back.column(view["segments"]["size"])) == 9
-    assert view["top"] < 2 * sum(back.column(view["segments"]["size"]))
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trace and a file of moves."""
@@ -174,24 +157,6 @@ def test_page_opens_with_the_swaps(swap_folder: Path, more: str, cli: Cli) -> No
     assert said["timelines"][:2] == ["device, with swaps", "host, copies"]
     assert [one["of"] for one in said["views"]][:2] == said["timelines"][:2]
     assert (swap_folder / "run.html").stat().st_size > 100_000
-
-
-@drawn
-def test_planned_device_of_several_is_drawn(swap_folder: Path, cli: Cli) -> None:
-    one = training()
-    two = Trace.of(
-        np.tile(one.kind, 2),
-        np.concatenate([one.buffer, np.where(one.buffer < 0, -1, one.buffer + 1000)]),
-        np.tile(one.size, 2),
-        device=np.repeat([0, 1], len(one)),
-        time_ns=np.tile(one.time_ns, 2),
-        operation=np.tile(one.operation, 2),
-        names=one.names,
-        metadata=one.metadata,
-    )
-    write_trace(two, "two.trace")
-    cli.run("swap two.trace --device 1 --limit 33MiB -o moves.json")
-    assert cli.answer("show two.trace --swap moves.json")["timelines"][0] == "device, with swaps"
 
 
 #: Path of a value in the file of moves, and a wrong value.
@@ -325,15 +290,6 @@ class TestSwap:
         (line,) = [line for line in out.splitlines() if line.startswith("link  ")]
         assert "GB/s, back " in line
 
-    def test_link_measurement_without_a_gpu_imports_no_framework(self) -> None:
-        code = (
-            "import sys; from mempool import _core; from mempool.cli.app import call\n"
-            "_core.cuda_devices = list\n"
-            "assert call(['swap', 'run.trace', '--limit', 'free', '--link', 'measured']) == 0\n"
-            "assert 'torch' not in sys.modules\n"
-        )
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=120)
-
     def test_host_limit_is_kept_and_reported(self, cli: Cli) -> None:
         """A lower limit that needs more host memory can no longer be held.
 
@@ -352,13 +308,3 @@ class TestSwap:
         told = cli.printed("swap run.trace --host 16MiB")
         assert "with so few bytes on the host, not below 33 MiB" in told
         assert "so few bytes" not in cli.printed("swap run.trace")
-
-    def test_limit_above_the_peak_moves_nothing(self, cli: Cli) -> None:
-        """An empty schedule is written all the same."""
-        assert "nothing has to move" in cli.printed("swap run.trace --limit 1GiB")
-        assert "nothing has to move" not in cli.printed("swap run.trace --limit 33MiB")
-        said = cli.answer("swap run.trace --limit 1GiB -o none.json")
-        assert said["limits"][0]["moves"] == said["limits"][0]["stall_seconds"] == 0
-        assert json.loads(Path("none.json").read_text())["moves"] == []
-        assert said["arena_bytes"] == said["peak_load_bytes"]
-        assert said["host_arena_bytes"] == 0

@@ -17,15 +17,13 @@ from pools import simulated
 from random_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
 import mempool.planning.joint_planning
-import solvers.packing.streams
 from mempool import Pool
 from mempool.cli.app import call
 from mempool.cli.check import matching_plans
-from mempool.offline import read_input, with_first
-from mempool.planning.joint_planning import JointPlanning, plan_jointly
+from mempool.offline import read_input
+from mempool.planning.joint_planning import plan_jointly
 from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
 from solvers import PlanError, peak_load
-from solvers.packing.check import check_variants
 from solvers.packing.variants import VariantSet
 from traces import EventType, Trace
 from traces.formats.parquet import read_trace, write_trace
@@ -128,22 +126,6 @@ def test_variants_are_planned_separately_by_other_solvers(folder: Path, cli: Cli
     assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
 
 
-def test_for_several_arenas_the_largest_is_planned_alone(folder: Path, cli: Cli) -> None:
-    """A single plan of all variants takes no longer, since the others need no better plan."""
-    alone = cli.answer("plan run.trace --capacity 1MiB --capacity 1MiB")
-    assert len(alone["variants"]) == 1
-    kinds = cli.answer("info run.trace")["variants"]
-    assert alone["peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in kinds)
-    together = cli.answer("plan run.trace --solver search")
-    assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
-
-
-def test_variant_beyond_the_capacity_yields_no_plan(folder: Path, cli: Cli) -> None:
-    fitting = cli.answer("plan run.trace")
-    result = cli.answer(f"plan run.trace --capacity {fitting['arena_bytes'] // 2}", code=1)
-    assert (result["variants"], result["arena_bytes"]) == (None, None)
-
-
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
 def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: int, together: bool) -> None:
@@ -215,46 +197,6 @@ def test_each_of_lifetime_reach_and_staying_is_compared(folder: Path) -> None:
             matching_plans(folder / "run.plan", solved, changed)
 
 
-def test_first_plan_carries_its_joint_plans_along(folder: Path) -> None:
-    saved = read_plans(folder / "run.plan")
-    other = with_first(saved, saved.plans[2])
-    assert [planned.key for planned in other.plans] == [saved.plans[n].key for n in (2, 0, 1)]
-    assert [other.plans[n].key for n in other.variants] == [saved.plans[n].key for n in saved.variants]
-    for number, kind in other.variants.items():
-        assert len(kind) == len(other.plans[number].buffers)
-        assert kind.buffers.size.tolist() == other.plans[number].buffers.size.tolist()
-    check_variants(list(other.variants.values()), [other.plans[number].plan for number in other.variants])
-
-
-def test_time_limit_is_shared_by_variants_and_an_interrupt_ends_all(
-    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second solve is interrupted."""
-    stops: list[Any] = []
-    solve = solvers.packing.streams.solve_streams
-
-    def told(*arguments: Any, stop: Any, **how: Any) -> Any:
-        plan = solve(*arguments, stop=stop, **how)
-        stops.append(stop)
-        return plan if len(stops) != 2 else dataclasses.replace(plan, stopped_by="interrupt")
-
-    monkeypatch.setattr(solvers.packing.streams, "solve_streams", told)
-    command = "plan run.trace --time-limit 40 -o run.plan"
-    assert cli.answer(command, code=130)["stopped_by"] == "interrupt"
-    assert [stop.seconds for stop in stops] == [10, 10, 10]  # and ten for all together
-    saved = read_plans(folder / "run.plan")
-    assert len(saved.plans) == len(THREE)
-    assert not saved.variants
-
-
-def test_variants_are_planned_separately_where_joint_plans_need_more(
-    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(JointPlanning, "is_worth_it", lambda *_: False)
-    cli.run("plan run.trace -o run.plan")
-    assert not read_plans(folder / "run.plan").variants
-
-
 @pytest.mark.parametrize("capacity", ["largest", "less than together"])
 def test_capacity_holds_for_all_joint_plans(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, capacity: str
@@ -282,15 +224,6 @@ def test_capacity_holds_for_all_joint_plans(
 def test_zero_time_limit_still_yields_a_plan(folder: Path, cli: Cli) -> None:
     assert cli.answer("plan run.trace --time-limit 0 -o run.plan")["stopped_by"] == "time"
     assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
-
-
-def test_iterations_of_all_variants_begin_at_marks(folder: Path, cli: Cli) -> None:
-    begins = read_input(folder / "run.trace").begins
-    kinds_told = cli.answer("info run.trace")["variants"]
-    assert len(begins) == sum(kind["iterations"] for kind in kinds_told)
-    marks = np.flatnonzero(read_trace(folder / "run.trace").kind == EventType.MARK)
-    assert set((begins - 1).tolist()) <= set(marks.tolist())
-    assert (np.diff(begins) > 0).all()
 
 
 def _freed_later(trace: Trace) -> Trace:

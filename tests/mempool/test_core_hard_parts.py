@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -127,33 +126,6 @@ def test_unused_plans_are_dropped_before_memory_runs_out() -> None:
 # --- the arena
 
 
-@pytest.mark.parametrize("page", [0, 4096])
-def test_unavailable_arena_is_tried_again_later(page: int) -> None:
-    core = Core(capacity=3 * MIB, page=page)
-    stays = core.allocate(2 * MIB)
-    core.client.load(None, pattern([MIB, MIB + 512]))
-    core.step()
-    assert core.run([MIB]) == 0
-    assert core.outcomes["no_arena"] == 1
-    core.free(stays)
-    for _ in range(6):
-        core.step()
-        core.run([MIB, MIB + 512]) if core.client.state()["replaying"] else core.run([MIB])
-    core.step()
-    assert core.run([MIB, MIB + 512]) == 2
-    core.give_everything_back()
-
-
-def test_larger_plan_grows_an_arena_of_pages_under_live_buffers() -> None:
-    core = Core(page=4096)
-    core.client.load(None, pattern([MIB]))
-    kept = core.allocate(MIB)
-    core.client.load(None, pattern([600, 2 * MIB], [3 * MIB, MIB]))
-    core.step()
-    assert core.run([600, 2 * MIB]) == 2
-    assert kept in core.live
-
-
 def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
     core = Core(page=0, capacity=4 * MIB)
     core.client.load(None, pattern([MIB, MIB + 512]))
@@ -164,21 +136,6 @@ def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
         core.step()
         assert core.run([MIB, MIB + 512]) == 2
     core.give_everything_back()
-
-
-def test_returned_arena_is_taken_again_and_ends_with_its_client() -> None:
-    core = Core()
-    core.client.load(None, pattern([MIB, 700]))
-    for _ in range(2):
-        core.step()
-        assert core.run([MIB, 700]) == 2
-        assert core.pool.release_arena()
-    core = Core()
-    other = _core.Client(core.pool, "other")
-    other.load(None, pattern([8 * MIB]))
-    assert core.committed >= 8 * MIB
-    del other
-    assert core.committed == 0
 
 
 # --- what nobody should hand in
@@ -219,17 +176,6 @@ def test_double_and_foreign_frees_are_distinguished() -> None:
     assert core.client.stats()["foreign_frees"] == 2
 
 
-def test_thousands_of_equal_holes_do_not_slow_the_fallback() -> None:
-    client = _core.Client(_core.Pool(device=_core.SimulatedDevice(page=4096)), "test")
-    blocks = [client.allocate(1536) for _ in range(60_000)]
-    for address in blocks[::2]:
-        client.free(address)
-    begin = time.thread_time()
-    for _ in range(30_000):
-        client.allocate(1500)
-    assert time.thread_time() - begin < 2  # hundredths, if they are not gone through one by one
-
-
 # --- small allocations
 
 
@@ -250,34 +196,6 @@ def test_addresses_inside_a_small_buffer_are_not_freed(alignment: int) -> None:
             assert not client.free(address)
     stats = client.stats()
     assert stats["small"]["total"] == stats["blocks"]["total"] > 0 == stats["blocks"]["current"]
-
-
-@pytest.mark.parametrize("page", [0, 4096, 1 << 16, 1 << 21, 1 << 22])
-@pytest.mark.parametrize("alignment", [64, 512, 1 << 14, 1 << 15])
-@pytest.mark.parametrize("small", [0, 512, 1 << 20])
-def test_any_threshold_alignment_and_page_size_serve_small_requests(
-    page: int, alignment: int, small: int
-) -> None:
-    device = _core.SimulatedDevice(page=page, alignment=alignment)
-    pool = _core.Pool(device=device, small_bytes=small)
-    client = _core.Client(pool, "test")
-    live = {}
-    for size in [*range(1, 700, 13), 1000, 5000, 16384, 16385, 70_000]:
-        address = client.allocate(size)
-        assert address % alignment == 0
-        assert all(address + size <= a or a + b <= address for a, b in live.items())
-        live[address] = size
-    for address in list(live)[::2]:
-        client.free(address)
-    pool.trim()
-    assert (
-        pool.stats()["reserved"]["current"] == device.counts().committed >= client.stats()["live"]["current"]
-    )
-    for address in list(live)[1::2]:
-        assert client.free(address)
-    pool.trim()
-    counts = device.counts()
-    assert (counts.committed, counts.live_reservations, counts.errors) == (0, 0, 0)
 
 
 # --- statistics and recording

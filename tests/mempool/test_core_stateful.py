@@ -48,8 +48,8 @@ class Core(RuleBasedStateMachine):
     """No two live buffers overlap and the counters are exact, for any installs, frees and refusals."""
 
     @initialize(
-        page=st.sampled_from([0, 4096, 1 << 16, 1 << 22]),
-        alignment=st.sampled_from([64, 512]),
+        page=st.sampled_from([0, 4096, 1 << 16, 1 << 21, 1 << 22]),
+        alignment=st.sampled_from([64, 512, 1 << 14, 1 << 15]),
         capacity=st.sampled_from([ROOMY, ROOMY, 1 << 20, 8 << 20]),
         small=st.sampled_from([0, 512, 512, 1 << 20]),
     )

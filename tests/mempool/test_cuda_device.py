@@ -94,13 +94,6 @@ def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
     assert device.memory() == (4 * MIB, 4 * MIB)
 
 
-def test_devices_without_a_limit_of_their_own_answer_zeros() -> None:
-    for device in (_core.HostDevice(), _core.SimulatedDevice()):
-        assert device.memory() == (0, 0)
-        assert not _core.DeviceCalls(device).capturing(0)
-        assert _core.DeviceCalls(device).synchronize()
-
-
 @pytest.mark.parametrize("given", [256, 512])
 @pytest.mark.parametrize("alignment", [512, 4096, 2 * MIB])
 def test_addresses_are_aligned_whatever_the_driver_returns(
@@ -132,18 +125,6 @@ def test_address_moved_up_for_alignment_is_freed_correctly_when_reused(fake: Fak
             memory.release(address, MIB)
     assert seen[256] & seen[512]  # or nothing has been tested
     assert fake.live_allocations == 0
-
-
-def test_refused_driver_call_is_counted_and_named(fake: FakeCuda) -> None:
-    device = fake.device()
-    assert (device.errors, device.last_error) == (0, None)
-    fake.fail("cuMemAlloc_v2")
-    assert calls(fake, device).reserve(512) == 0
-    assert device.errors == 1
-    assert device.last_error == "cuMemAlloc_v2 (512 bytes): CUDA_ERROR_INVALID_VALUE (1): of the fake driver"
-    fake.fail("cuMemGetInfo_v2")
-    assert device.memory() == (0, 0)
-    assert device.errors == 2
 
 
 def test_unavailable_context_is_tried_again(fake: FakeCuda) -> None:
@@ -183,15 +164,6 @@ def test_copies_and_zeros_are_done_in_the_order_of_their_stream(fake: FakeCuda) 
     assert bytes_at(address, 1024) == bytes(512) + b"\x07" * 512
 
 
-@pytest.mark.parametrize("default", [0, 1, 2])
-def test_default_streams_are_the_drivers_own(fake: FakeCuda, default: int) -> None:
-    memory = calls(fake)
-    address = memory.reserve(512)
-    memory.zero(address, 512, default)
-    assert fake.pending(default) == 1
-    assert fake.pending(0) == fake.pending(1) == (0 if default == 2 else 1)
-
-
 def test_stream_waits_for_another_on_the_device_without_blocking_the_host(fake: FakeCuda) -> None:
     memory, first, then = calls(fake), fake.stream(), fake.stream()
     address = memory.reserve(512)
@@ -221,21 +193,6 @@ def test_forgotten_event_is_reused_while_a_stream_still_waits(fake: FakeCuda) ->
     assert fake.pending(then) == 1
     fake.finish(first)
     assert fake.pending(then) == 0
-
-
-def test_events_are_as_many_as_are_in_use_at_a_time(fake: FakeCuda) -> None:
-    memory, stream = calls(fake), fake.stream()
-    for _ in range(100):
-        events = [memory.record(stream) for _ in range(3)]
-        assert len(set(events)) == 3
-        for event in events:
-            memory.forget(event)
-    fake.fail("cuEventRecord", times=5)
-    assert [memory.record(stream) for _ in range(5)] == [0] * 5
-    memory.forget(memory.record(stream))
-    assert fake.calls("cuEventCreate") == fake.live_events == 3
-    del memory
-    assert fake.live_events == 0
 
 
 @pytest.mark.parametrize("refused", ["cuEventCreate", "cuEventRecord"])
@@ -491,20 +448,3 @@ def test_unusable_event_delays_no_later_free(fake: FakeCuda, trouble: str) -> No
     assert client.stats()["deferred_blocks"] == 0
     assert client.pool.stats()["reserved"]["current"] < 40 * MIB
     assert fake.calls("cuCtxSynchronize") == (trouble == "cuEventRecord")
-
-
-def test_driver_numbers_captures(fake: FakeCuda) -> None:
-    """Joined streams have the number too; streams without capture and broken captures have none."""
-    memory, stream, side = calls(fake), fake.stream(), fake.stream()
-    fake.begin_capture(stream, RELAXED)
-    fake.fork(stream, side)
-    first = memory.capture(stream)
-    assert first == memory.capture(side) != 0
-    assert [memory.capture(other) for other in (0, fake.stream(), _core.thread_stream())] == [0, 0, 0]
-    fake.end_capture(stream)
-    assert memory.capture(stream) == 0
-    fake.begin_capture(stream, RELAXED)
-    assert memory.capture(stream) not in (0, first)
-    assert not memory.synchronize()  # which breaks it
-    assert memory.capture(stream) == 0
-    fake.end_capture(stream)

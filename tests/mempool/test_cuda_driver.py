@@ -13,7 +13,6 @@ import pytest
 from cores import pattern
 from fake_cuda import (
     DEINITIALIZED,
-    GETS_MEMORY,
     KINDS,
     NOT_INITIALIZED,
     FakeCuda,
@@ -200,20 +199,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind
-def test_streams_in_turn_do_not_take_memory_from_each_other(fake: FakeCuda, kind: str) -> None:
-    """Memory freed by another stream would be waited for, returned, and taken again each time."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    streams, taken = (fake.stream(), 0), list[int]()
-    for _ in range(20):
-        for stream in streams:
-            client.free(client.allocate(30 * MIB, stream), stream)
-        taken.append(sum(fake.calls(symbol) for symbol in GETS_MEMORY[kind]))
-    assert taken[0] == taken[-1]
-
-
-@every_kind
 def test_growth_on_a_captured_stream_waits_for_nothing(fake: FakeCuda, kind: str) -> None:
     """A wait would break the capture by another library, unknown to the pool."""
     pool = _core.Pool(device=fake.device(memory=kind))
@@ -252,22 +237,6 @@ def test_no_arena_is_taken_within_a_capture(fake: FakeCuda, kind: str) -> None:
     for _ in range(2):
         iteration()
     assert pool.stats()["arena_bytes"] >= sum(sizes)
-
-
-@every_kind
-def test_buffers_growing_with_each_token_leave_no_unusable_memory(fake: FakeCuda, kind: str) -> None:
-    """A cache of keys and values is a little larger each time, and allocated before the former is freed."""
-    pool = _core.Pool(device=fake.device(memory=kind))
-    client = _core.Client(pool, "test")
-    client.set_retained_limit(EVERYTHING)
-    caches = [client.allocate(11 * MIB, 0) for _ in range(4)]
-    for size in range(11 * MIB, 20 * MIB, MIB // 4):
-        for number, before in enumerate(caches):
-            caches[number] = client.allocate(size, 0)
-            client.free(before, 0)
-    assert pool.stats()["reserved"]["peak"] < 1.5 * 5 * 20 * MIB
-    for cache in caches:
-        client.free(cache, 0)
 
 
 def test_allocation_on_a_captured_stream_is_refused_and_the_pool_goes_on(fake: FakeCuda) -> None:

@@ -16,7 +16,6 @@ from fake_cuda import GETS_MEMORY, KINDS, OUT_OF_MEMORY, FakeCuda, calls, tickin
 from pools import run
 from programs import Watched, replaced, training
 
-import build
 from mempool import OutOfMemoryError, Pool, UsageError, _core
 
 MIB = 1 << 20
@@ -115,18 +114,6 @@ def test_device_without_a_memory_kind_reports_the_lack_and_allocates_nothing(
         device.check()
     assert _core.Client(_core.Pool(device=device), "test").allocate(4 * MIB) == 0
     assert "CUDA_ERROR_NOT_SUPPORTED" in str(device.last_error)
-
-
-@pytest.mark.full  # another driver is to be built for it
-def test_error_for_an_old_driver_names_the_missing_function(folder: Path) -> None:
-    old = FakeCuda(build.build_driver(folder, defines=("FAKE_WITHOUT_PAGES",)))
-    old.set_version(10010)
-    old.device()
-    with pytest.raises(
-        RuntimeError,
-        match=r"no cuMemAddressReserve, which came with CUDA 10\.2: this driver is of .* 10\.1",
-    ):
-        old.device(memory="growing")
 
 
 @every_kind
@@ -281,19 +268,6 @@ def test_peer_without_access_causes_no_device_error(fake: FakeCuda) -> None:
 # --- managed
 
 
-def test_managed_memory_may_be_more_than_the_device_has(fake: FakeCuda) -> None:
-    fake.set_capacity(32 * MIB)
-    plain = _core.Client(_core.Pool(device=fake.device()), "test")
-    assert plain.allocate(40 * MIB) == 0
-    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
-    address = client.allocate(40 * MIB)
-    assert address != 0
-    fake.write(0, address, 40 * MIB, 3)
-    fake.expect(0, address, 40 * MIB, 3)
-    fake.finish(0)
-    assert client.free(address)
-
-
 def test_managed_memory_prefers_its_device(fake: FakeCuda) -> None:
     device = fake.device(1, "managed")
     client = _core.Client(_core.Pool(device=device), "test")
@@ -350,37 +324,6 @@ def test_plan_prefetches_managed_memory_before_page_faults(fake: FakeCuda) -> No
     assert fake.calls("cuStreamCreate") == 1
 
 
-def test_nothing_is_fetched_while_everything_fits(fake: FakeCuda) -> None:
-    with Pool(fake.device(memory="managed"), background=False) as pool:
-        memory = Watched(pool)
-        run(pool, replaced(memory), 8, marks=True)
-        memory.free_all()
-    assert fake.calls("cuMemPrefetchAsync") == 0
-
-
-def test_prefetch_calls_are_bounded_per_iteration_for_any_program(fake: FakeCuda) -> None:
-    """Skipped slots, stray sizes and another plan cost a few calls, not a call for each slot each time."""
-    fake.set_capacity(16 * MIB)
-    client = _core.Client(_core.Pool(device=fake.device(memory="managed")), "test")
-    sizes = [MIB + 512 * k for k in range(24)]
-    rng = random.Random(3)
-    for plan in range(3):
-        installed(client, sizes, [2 * MIB * ((k + plan) % 24) for k in range(24)])
-        for _ in range(20):
-            before = fake.calls("cuMemPrefetchAsync")
-            live = []
-            for size in sizes:
-                if rng.random() < 0.05:
-                    continue
-                live.append(client.allocate(size))
-                if rng.random() < 0.05:
-                    live.append(client.allocate(777_777))
-            for address in live:
-                assert client.free(address)
-            client.mark(_core.Mark.STEP)
-            assert fake.calls("cuMemPrefetchAsync") - before <= 3 * len(sizes)
-
-
 # --- the setting
 
 
@@ -407,20 +350,6 @@ def test_page_remains_mapped_after_a_failed_unmap(fake: FakeCuda) -> None:
     memory.release(space, 8 * MIB)
     assert fake.live_bytes() == 2 * MIB  # its addresses are nobody else's
     fake.reset()
-
-
-@pytest.mark.parametrize("kind", ["plain", "managed", "growing"])
-@pytest.mark.parametrize("by", ["limit", "card"])
-def test_remainder_smaller_than_a_segment_is_used(fake: FakeCuda, kind: str, by: str) -> None:
-    if by == "card" and kind != "managed":
-        fake.set_capacity(42 * MIB)
-    limit = {"max_reserved": 42 * MIB} if by == "limit" else {}
-    client = _core.Client(_core.Pool(device=fake.device(memory=kind), **limit), "test")
-    live = [client.allocate(12 * MIB), client.allocate(18 * MIB)]
-    live += [client.allocate(MIB) for _ in range(4)]
-    assert 0 not in live
-    for address in live:
-        assert client.free(address)
 
 
 # --- waiting lets Python run

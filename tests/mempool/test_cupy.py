@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mempool.cupy import CupyPool
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +106,6 @@ def test_invalid_sizes_are_refused(pool: CupyPool) -> None:
         with pytest.raises(TypeError, match="one argument"):
             pool.malloc(*arguments, **options)
     assert cupy.ndarray((10,), "f4").data.ptr != 0
-
-
-def test_pool_can_be_set_as_allocator_by_hand(platform: FakePlatform) -> None:
-    pool = make(platform)
-    with cupy.cuda.using_allocator(pool.malloc):
-        array = cupy.ndarray((1000,), "f4")
-    assert pool.pool(0).core.owns(array.data.ptr)
-    pool.close()
-    assert pool.pool(0).core.owns(array.data.ptr)
 
 
 # --- what is current
@@ -286,14 +277,6 @@ def test_numbers_by_cupys_names(pool: CupyPool) -> None:
     del second
 
 
-def test_free_blocks_are_counted(current: Current) -> None:
-    with install(FakePlatform(current, lambda _: simulated(page=0))) as pool:
-        kept = [cupy.ndarray((1024,), "u1") for _ in range(5)]
-        before = pool.n_free_blocks()
-        del kept[1], kept[2]
-        assert pool.n_free_blocks() == before + 2
-
-
 def test_limits_are_cupys(current: Current, fake: FakeCuda) -> None:
     fake.set_capacity(64 * MIB)
     with install(FakePlatform(current, fake.device)) as pool:
@@ -314,18 +297,6 @@ def test_limits_are_cupys(current: Current, fake: FakeCuda) -> None:
         for bad in ({"size": 1, "fraction": 0.5}, {"size": -1}, {"fraction": 1.5}):
             with pytest.raises(ValueError):
                 pool.set_limit(**bad)
-
-
-def test_settings_of_the_environment_hold(platform: FakePlatform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "2MiB")
-    with install(platform) as pool, pytest.raises(OutOfMemoryError):
-        cupy.ndarray((3 * MIB,), "u1")
-    monkeypatch.setenv("MEMPOOL", "off")
-    before = cupy.cuda.get_allocator()
-    with install(platform) as pool:
-        assert cupy.cuda.get_allocator() == before
-        assert pool.state == "off"
-        assert cupy.get_default_memory_pool() is not pool
 
 
 # --- out of memory
@@ -486,14 +457,6 @@ def test_closed_pool_still_serves_requests(platform: FakePlatform, current: Curr
         other = pool.malloc(1000)
     assert (one.device_id, other.device_id) == (0, 1)
     assert pool.pool(1).core.owns(other.ptr)
-
-
-def test_invalid_options_are_named(platform: FakePlatform) -> None:
-    with pytest.raises(UsageError, match="check=True"):
-        install(platform, check=True)
-    with pytest.raises(UsageError, match="'device'"):
-        install(platform, device="cuda:1")
-    assert not mempool.cupy.is_installed()
 
 
 def test_missing_driver_old_driver_and_missing_device_name_the_remedy(

@@ -74,16 +74,6 @@ def test_closed_pool_serves_later_devices_from_the_shared_memory(fake: FakeCuda,
         del pointer
 
 
-def test_shared_pool_closed_before_the_first_array_causes_a_warning(fake: FakeCuda, current: Current) -> None:
-    other = Pool(fake.device(), wait_bytes="never", background=False)
-    with install(FakePlatform(current, fake.device), share=other) as pool:
-        other.close()
-        with pytest.warns(RuntimeWarning, match="closed before CuPy's first array"):
-            array = cupy.ndarray((4096,), "u1")
-        assert pool.pool(0).core is not other.core
-        del array
-
-
 @pytest.mark.parametrize("memory", ["plain", "growing", "managed"])
 def test_memory_has_the_requested_kind(fake: FakeCuda, current: Current, memory: str) -> None:
     cuda = Cuda(fake.driver, memory=memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,12 +19,10 @@ from mempool import Pool
 from mempool.planning import variants
 from mempool.planning.plan_files import read_plans
 from mempool.planning.planned_pattern import PlannedPattern, make_plan
-from mempool.planning.variants import VariantLifetimes
 from solvers import read_plan, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
 from traces.buffers import Buffers
-from traces.iterations.envelope import FEW_KINDS
 from traces.iterations.pattern import Pattern
 
 MOST = [16_000, 4000, 36_000, 2800, 120_000, 8000, 6000, 24_000, 3200, 48_000]
@@ -213,23 +210,6 @@ def test_longest_length_seen_while_recording_is_planned_for(pool: Pool) -> None:
     assert missed(pool, iteration, 351, 1) == {}
 
 
-def test_longest_length_after_a_full_recording_is_planned_for(pool: Pool) -> None:
-    """Extra requests now and then keep the program from being settled, so that the recording goes on."""
-    memory, longest = programs.Watched(pool), {60: 3000}
-
-    def iteration(number: int) -> None:
-        length = longest.get(number, any_length(number))
-        kept = [memory.allocate(length * (8 + layer % 7)) for layer in range(1000)]
-        while kept:
-            memory.free(kept.pop())
-        if number % 9 == 5:
-            memory.free(memory.allocate(1 << 22))
-
-    run(pool, iteration, 62, marks=True)
-    assert pool.client.state()["events_dropped"] > 0
-    assert missed(pool, iteration, 60, 1) == {}
-
-
 def test_arena_of_the_envelope_fits_the_largest_length() -> None:
     def arena(length_of: Callable[[int], int]) -> int:
         with Pool(simulated(), background=False) as pool:
@@ -378,15 +358,6 @@ def batch(length: int) -> list[int]:
     return [4000, 100 * length, 30 * length, 700]
 
 
-def test_few_or_dissimilar_variants_keep_their_plans_and_more_share_an_envelope() -> None:
-    kinds = [seen(batch(length)) for length in (50, 80, 20, 90, 40)]
-    assert variants.envelope_lengths(known(*kinds[:FEW_KINDS])) == ()
-    assert variants.envelope_lengths(known(*kinds)) == (4,)
-    assert variants.envelope_lengths(known(seen(batch(50), [4000, 10, 10, 700]), seen([1000] * 7))) == (4,)
-    kinds = [seen([4000, 100 * one, 100 * (100 - one), 100 * one, 700]) for one in (5, 25, 45, 65, 85)]
-    assert variants.envelope_lengths(known(*kinds)) == ()
-
-
 def test_widened_envelope_covers_every_known_pattern() -> None:
     before = known(seen(batch(90)), seen(batch(10)))
     (wide,) = variants.widen_envelopes([seen(batch(50), [4000, 250, 75, 700])], before)
@@ -395,57 +366,3 @@ def test_widened_envelope_covers_every_known_pattern() -> None:
     assert wide.least[[0, 3]].tolist() == [4000, 700]  # which never varied
     assert (wide.least <= batch(10)).all()
     assert all(planned.serves(one.pattern) for planned in known(wide) for one in before)
-
-
-@pytest.mark.parametrize(("least", "keeps"), [([4000, 25, 8, 700], True), ([4000, 12, 3, 700], False)])
-def test_envelope_of_a_smaller_minimum_keeps_its_slots_within_the_margin(
-    least: list[int], keeps: bool
-) -> None:
-    """An eighth of the smallest, and less."""
-    before = known(seen(batch(90), [4000, 100, 30, 700]))
-    (wide,) = variants.widen_envelopes([seen(batch(50), least)], before)
-    assert before[0].serves(wide) == keeps
-
-
-def test_constant_position_of_another_size_becomes_variable_in_similar_patterns_only() -> None:
-    before = known(seen([4000, 9000, 2700, 900]))
-    (wide,) = variants.widen_envelopes([seen(batch(50), [4000, 625, 187, 700])], before)
-    assert wide.least is not None
-    assert wide.buffers.size[3] == 900
-    assert wide.least[3] <= 700 // 8
-    one = seen([9000, 100, 9000, 100], [1000, 10, 1000, 10])
-    (same,) = variants.widen_envelopes([one], known(seen([100, 9000, 100, 9000])))
-    assert same.key == one.key
-
-
-def test_followers_of_a_widened_pattern_refer_to_its_new_key() -> None:
-    one = seen(batch(50), [4000, 625, 187, 700])
-    other = dataclasses.replace(seen([1000] * 3), reach={one.key: np.zeros(3, np.int64)})
-    one = dataclasses.replace(one, reach={one.key: np.ones(4, np.int64), other.key: np.zeros(4, np.int64)})
-    wide, beside = variants.widen_envelopes([one, other], known(seen(batch(90))))
-    assert wide.key != one.key
-    assert set(wide.reach) == {wide.key, other.key}
-    assert set(beside.reach) == {wide.key}
-
-
-def test_envelope_inherits_the_observations_of_the_replaced_variants() -> None:
-    one, two, other = seen(batch(50)), seen(batch(60)), seen([1000] * 3)
-    of_one = {two.key: np.array([0, 1, 0, 2]), other.key: np.array([1, 0, 0, 0])}
-    of_other = {one.key: np.array([0, 0, 3]), two.key: np.array([0, 1, 0])}
-    patterns = [
-        dataclasses.replace(one, reach=of_one),
-        dataclasses.replace(two, reach={one.key: np.array([0, 0, 1, 0])}),
-        dataclasses.replace(other, reach=of_other),
-    ]
-    before, now = VariantLifetimes(), seen(batch(70), [4000, 100, 30, 700])
-    before.note(patterns, ())
-    kinds = VariantLifetimes(before)  # which knows what followed what
-    kinds.note(patterns, ())
-    kinds.supersede(now.key, {one.key, two.key})
-    whole = known(now, other)
-    made = kinds.of(whole)
-    assert made is not None
-    itself, follower = made[0].reach.T
-    assert itself.tolist() == [0, 1, 1, 2]
-    assert follower.tolist() == [1, 0, 0, 0]
-    assert made[1].reach[:, 0].tolist() == [0, 1, 3]

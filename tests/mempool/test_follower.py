@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mempool._core import Mark
 
-WINDOW = 8
 #: All different, so that every window is unique.
 SIZES = [1000 + 700 * k for k in range(40)]
 
@@ -35,15 +34,6 @@ def in_thread(work: Callable[[], object]) -> None:
     thread.join()
     while task.exists():
         time.sleep(0.001)
-
-
-@pytest.mark.parametrize("marks", [True, False])
-def test_loaded_plan_hits_from_the_first_allocation_on(core: Core, marks: bool) -> None:
-    for _ in range(5):
-        if marks:
-            core.step()
-        assert core.run(SIZES) == len(SIZES)
-    assert core.misses == 0
 
 
 @given(place=st.integers(0, 39), gone=st.integers(1, 20), extra=st.lists(st.integers(513, 900), max_size=30))
@@ -188,19 +178,6 @@ def test_new_thread_takes_over_the_sequence_of_an_ended_thread(core: Core) -> No
     assert both.client.state()["sequences"] == 2
 
 
-def test_rotating_addresses_let_a_value_be_replaced_after_the_new_value_exists() -> None:
-    core = Core()
-    core.client.load(None, pattern([40_000, 600], [[0, 41_472], [40_448, 81_920]]))
-    held = None
-    for _ in range(10):
-        new = core.allocate(40_000)
-        if held is not None:
-            core.free(held)
-        held = new
-        core.free(core.allocate(600))
-    assert core.misses == 0
-
-
 def test_threads_agree_on_the_iteration_number() -> None:
     """Rotating addresses of two threads fit only if both count iterations alike."""
     core = Core()
@@ -232,18 +209,6 @@ def test_allocations_outside_an_iteration_wait_for_its_mark(core: Core) -> None:
         for mark in marks:
             core.client.mark(mark)
         assert core.run(SIZES) == hits
-
-
-def test_warm_up_leads_into_its_steady_pattern() -> None:
-    core = Core()
-    warm = pattern([700, 800, *SIZES], [-1, -1, *range(0, 40 * 65536, 65536)], cyclic=False, marks=[2, 42])
-    core.client.load(warm, pattern(SIZES, list(range(0, 40 * 65536, 65536))))
-    core.allocate(700)
-    core.allocate(800)
-    for _ in range(4):
-        core.step()
-        assert core.run(SIZES) == 40
-    assert core.misses == 0
 
 
 @pytest.mark.parametrize("left_out", [1, 3, 8])

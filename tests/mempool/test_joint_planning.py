@@ -120,23 +120,6 @@ def test_joint_arena_is_hardly_larger_than_the_largest_variants_arena(
     assert pool.report().to_dict()["arena_bytes"] <= 1.02 * memory.peak
 
 
-@pytest.mark.full
-def test_longer_lifetimes_across_variants_are_planned_for(pool: Pool, memory: programs.Watched) -> None:
-    """Two outputs instead of one are kept, so that some reach into the iteration after the next."""
-    order, kept = at_random((900, 1300, 1900)), list[int]()
-    iteration = variants(memory, order)
-
-    def keeping(number: int) -> None:
-        iteration(number)
-        if number >= LEARNED:
-            kept.append(memory.allocate(11 * order(number)))
-            if len(kept) > 2:
-                memory.free(kept.pop(0))
-
-    in_steps(pool, keeping, 4 * LEARNED)
-    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4 * LEARNED)) == 0
-
-
 def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: programs.Watched) -> None:
     """Gradients accumulated for a random while: all other buffers hit."""
     chance = random.Random(2)
@@ -162,34 +145,6 @@ def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: pr
     assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
     assert pool.report().to_dict()["coverage"] < 0.99  # and it says so
     assert pool.client.stats()["outcomes"]["hit"] > 100 * 200
-
-
-@pytest.mark.full
-def test_joint_plans_lie_around_pinned_ranges(pool: Pool, memory: programs.Watched) -> None:
-    """Also after another variant has joined."""
-    first, all_of_them = at_random((900, 1300)), at_random((900, 1300, 1900))
-    iteration = variants(memory, lambda number: (first if number < 5 * LEARNED else all_of_them)(number))
-    kept = list[int]()
-
-    def keeping(number: int) -> None:
-        held = memory.allocate(9000)  # which has a place in each plan
-        iteration(number)
-        if number in (2 * LEARNED, 2 * LEARNED + 20):
-            kept.append(held)
-        else:
-            memory.free(held)
-
-    in_steps(pool, keeping, 5 * LEARNED)
-    assert misses(pool, lambda: in_steps(pool, keeping, 100, first=5 * LEARNED - 100)) == 0
-    known = pool.planner.learner.registry
-    beside = [place for place in pool.core.arena_ranges() if not any(k.is_blocked_by([place]) for k in known)]
-    assert beside  # what is kept
-    plans = pool.plans
-    in_steps(pool, keeping, LEARNED, first=5 * LEARNED)
-    assert pool.plans == plans + 4  # the new one's, and once more those of the three together
-    assert len(known) == 3
-    assert not any(planned.is_blocked_by(beside) for planned in known)
-    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=6 * LEARNED)) == 0
 
 
 def test_marks_win_over_patterns_detected_earlier(pool: Pool, memory: programs.Watched) -> None:
@@ -270,31 +225,6 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
         assert pool.plans > 0
 
 
-@pytest.mark.full
-def test_rare_transition_in_a_saved_plan_is_not_forgotten(tmp_path: Path) -> None:
-    """A short recording need not show the transition, and a plan without it would miss."""
-    order = at_random((900, 1300, 1900))
-    saved(tmp_path / "plan", order, late=True, long=True)
-    with program(tmp_path / "plan") as (pool, memory):
-        iteration = variants(memory, order, late=True, long=True)
-        assert misses(pool, lambda: in_steps(pool, iteration, 300, first=17)) == 0
-
-
-def test_saving_loaded_joint_plans_again_changes_nothing(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    saved(first, at_random((900, 1300, 1900)))
-    with Pool(simulated(), background=False, plan=first) as pool:
-        pool.save(second)
-    before, after = read_plans(first), read_plans(second)
-    assert [one.key for one in after.plans] == [one.key for one in before.plans]
-    assert list(after.variants) == list(before.variants)
-    for number, kind in before.variants.items():
-        again = after.variants[number]
-        assert (again.reach == kind.reach).all()
-        assert (again.buffers.end == kind.buffers.end).all()
-        assert (after.plans[number].plan.offset == before.plans[number].plan.offset).all()
-
-
 def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the rejected replacements; gradients are freed later from some iteration on."""
     order = at_random((900, 1300, 1900))
@@ -310,17 +240,6 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
     again = read_plans(tmp_path / "plan")
     assert {one.key for one in again.plans} == {one.key for one in in_effect}
     assert len(again.variants) == 3
-
-
-def test_last_remaining_variant_is_saved_without_the_others(tmp_path: Path) -> None:
-    saved(tmp_path / "first", at_random((900, 1300)))
-    with Pool(simulated(), background=False, plan=tmp_path / "first") as pool:
-        learner = pool.planner.learner
-        del learner.registry._plans[1]  # as where many more have come since
-        pool.save(tmp_path / "second")
-    again = read_plans(tmp_path / "second")
-    assert len(again.plans) == 1
-    assert not again.variants
 
 
 def test_variant_of_long_ago_blocks_no_variant(pool: Pool, memory: programs.Watched) -> None:

@@ -141,14 +141,6 @@ def test_free_waits_for_streams_of_another_gpu(fake: FakeCuda, pool: PinnedPool,
     fake.set_current(0)
 
 
-def test_pinned_pool_ignores_the_environment(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMPOOL_PLAN", "no.plan")
-    monkeypatch.setenv("MEMPOOL_MAX_RESERVED", "1KB")
-    with PinnedPool(driver=fake.driver, background=False, max_reserved="1GiB") as pool:
-        assert pool.empty(MIB).size == MIB
-        assert pool.settings.plan is None
-
-
 def test_arrays_outlive_the_pool(fake: FakeCuda) -> None:
     with PinnedPool(driver=fake.driver, background=False) as pool:
         array = pool.empty(MIB)

@@ -128,18 +128,6 @@ def test_buffers_many_times_the_planned_size_do_not_bypass_the_plan_in_any_numbe
     assert (arena_bytes(core) > 0) == (times > 8)
 
 
-@pytest.mark.parametrize(("limit", "times"), [(1 << 40, 5), (600 * MIB, 16)])
-def test_bypass_backs_off_where_memory_beside_the_arena_suffices(limit: int, times: int) -> None:
-    core = following(limit=limit)
-    assert 300 * MIB < arena_bytes(core) < 600 * MIB
-    aside = 0
-    for _ in range(16):
-        one_by_one(core, LARGER[:SEVERAL])
-        aside += arena_bytes(core) == 0
-        core.step()
-    assert aside == times
-
-
 def test_within_a_budget_the_arena_stays() -> None:
     core = following()
     core.pool.set_budget(2 * arena_bytes(core))
@@ -259,16 +247,6 @@ def test_arena_of_unknown_availability_is_tried_ever_more_rarely() -> None:
         assert pool.state == "replaying"
 
 
-def test_program_similar_to_an_unavailable_plan_is_planned(fake: FakeCuda) -> None:
-    """A small difference usually needs no new plan: the former plan would serve it."""
-    with Pool(fake.device(), background=False) as pool:
-        learn(pool, LARGE)
-        pool.release()
-        fake.set_capacity(200 * MIB)
-        learn(pool, LARGE[:4])
-        assert pool.core.stats()["arena_bytes"] == 160 * MIB
-
-
 @pytest.mark.parametrize("memory", ["plain", "growing"])
 def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory: str) -> None:
     with (
@@ -296,50 +274,6 @@ def test_too_large_plan_takes_nothing_from_another_client(fake: FakeCuda, memory
             iterations(one, SMALL, 1)
             iterations(other, LARGE, 1)
         assert (one.state, other.state) == ("replaying", "replaying")
-
-
-def refused_beside(one: Pool, other: Pool) -> None:
-    """Two pools that need a larger arena while a buffer of one stays in the present arena for good."""
-    kept: dict[Pool, int] = {}
-
-    def iteration(pool: Pool, keeps: int, sizes: list[int]) -> None:
-        pool.step()
-        fresh = pool.allocate(keeps)
-        if pool in kept:
-            pool.free(kept[pool])
-        kept[pool] = fresh
-        for address in [pool.allocate(size) for size in sizes]:
-            pool.free(address)
-        pool.plan_now()
-
-    for _ in range(20):
-        iteration(one, 12 * MIB, [11 * MIB] * 3)
-    one.step()
-    for_good = one.allocate(12 * MIB)
-    for _ in range(30):
-        iteration(one, 12 * MIB, [11 * MIB] * 3)
-        iteration(other, 14 * MIB, [30 * MIB] * 3)
-    for pool, address in [*kept.items(), (one, for_good)]:
-        pool.free(address)
-
-
-def test_reported_reason_for_a_missing_arena_is_the_actual_reason(
-    fake: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        Pool(fake.device(), background=False) as one,
-        Pool(share=one, background=False) as other,
-        Pool(share=one, background=False) as without,
-        caplog.at_level(logging.WARNING, "mempool"),
-    ):
-        refused_beside(one, other)
-        for pool in (one, other, without):
-            pool.planner.run_once(0.0)
-        assert len(caplog.messages) == 2
-        assert all("buffers are alive in the present arena" in line for line in caplog.messages)
-        assert 'memory="growing"' in caplog.text
-        assert "free of" not in caplog.text
-        assert "buffers are alive in the present arena" in other.explain()
 
 
 def test_shortage_of_memory_is_reported_once(fake: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
@@ -401,16 +335,6 @@ def test_resumed_plan_has_its_arena_from_the_second_iteration_on(page: int) -> N
         assert pool.plans == plans
 
 
-def test_long_iteration_between_two_looks_does_not_make_its_plan_unused() -> None:
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        rounds(pool, 4, LARGE_SCALE, memory, marks=True)
-        large = pool.report().to_dict()["arena_bytes"]
-        for _ in range(30):
-            pool.client.retire_unused_patterns()
-        assert pool.report().to_dict()["arena_bytes"] == large
-
-
 def test_plan_of_an_idle_pool_rests_beside_a_busy_pool_until_resumed() -> None:
     with (
         Pool(simulated(), background=False) as idle,
@@ -450,15 +374,3 @@ def test_plan_does_not_rest_within_an_iteration() -> None:
             waits.client.retire_unused_patterns()
         assert waits.report().to_dict()["arena_bytes"] >= arena
         large.free(first)
-
-
-def test_plan_followed_now_and_then_does_not_rest() -> None:
-    """An evaluation, for example, never at work at a look."""
-    with Pool(simulated(), background=False) as pool:
-        memory = programs.Watched(pool)
-        rounds(pool, 4, LARGE_SCALE, memory, marks=True)
-        large = pool.report().to_dict()["arena_bytes"]
-        for _ in range(20):
-            run(pool, lambda _: programs.layers(memory, scale=LARGE_SCALE), 1, marks=True)
-            rounds(pool, 1, SMALL_SCALE, memory, marks=True)
-            assert pool.report().to_dict()["arena_bytes"] == large

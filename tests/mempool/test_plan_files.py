@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from pools import run, simulated
 
 from mempool import Pool, per_rank_files
-from mempool.cli.run.exec import is_torchrun
 from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
 from solvers import PlanError, read_plan, solve, write_plan
 from solvers.packing.plan_files import read_plan_columns
@@ -341,22 +340,6 @@ def test_traces_and_reports_of_ranks_do_not_overwrite_each_other(tmp_path: Path)
         assert len(read_trace(tmp_path / f"run.rank{rank}.trace")) >= 100
         said = json.loads((tmp_path / f"run.rank{rank}.json").read_text())
         assert said["pools"]["numpy"]["rank"] == rank
-
-
-@pytest.mark.parametrize(
-    ("program", "starts_others"),
-    [
-        (["-m", "torch.distributed.run", "train.py"], True),
-        (["-mtorch.distributed.run", "train.py"], True),
-        (["/usr/bin/torchrun", "train.py"], True),
-        (["train.py", "torchrun"], False),
-        (["-m", "train"], False),
-        (["-m"], False),
-        (["-c", "torchrun"], False),
-    ],
-)
-def test_torchrun_is_known(program: list[str], starts_others: bool) -> None:
-    assert is_torchrun(program) == starts_others
 
 
 def test_torchrun_without_children_names_the_missing_option(tmp_path: Path) -> None:

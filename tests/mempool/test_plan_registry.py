@@ -9,7 +9,6 @@ from pools import simulated
 
 from mempool import Pool
 from mempool.planning.registry import MOST_KNOWN
-from mempool.reporting.explain import DECISIONS, LATEST_DECISIONS
 
 
 def allocations(variant: int) -> int:
@@ -91,46 +90,3 @@ def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
             for _ in range(8):
                 run(pool, variant)
             assert expected in pool.explain()
-
-
-def test_refused_arena_is_a_decision() -> None:
-    device = simulated()
-    with Pool(device, background=False) as pool:
-        for _ in range(8):
-            run(pool, 1)
-        pool.release()
-        device.set_capacity(400_000)
-        for _ in range(2):
-            pool.free(pool.allocate(40_000))
-            pool.step()
-        [refused] = [entry for entry in pool.client.decisions() if entry["decision"] == "refused"]
-        assert refused["refusal"] == "memory"
-        assert "for plan 1: there is too little memory" in pool.explain()
-
-
-def test_plan_dropped_for_lack_of_memory_is_not_said_to_be_evicted() -> None:
-    device = simulated()
-    with Pool(device, background=False) as pool:
-        for variant in (MOST_KNOWN, 1):
-            for _ in range(8):
-                run(pool, variant)
-        assert lengths_known(pool) == {allocations(MOST_KNOWN), allocations(1)}
-        arena = pool.report().to_dict()["arena_bytes"]
-        device.set_capacity(arena + (1 << 20))
-        pool.free(pool.allocate(arena + (256 << 10)))
-        assert "dropped plan 1: it was unused, and memory was short" in pool.explain()
-        assert "least recently used" not in pool.explain()
-        assert [number for number, _ in pool.client.patterns()] == [2]
-
-
-def test_decision_log_is_bounded_and_has_a_text_for_each_decision() -> None:
-    with Pool(simulated(), background=False) as pool:
-        for _ in range(5):
-            for decision in DECISIONS:
-                pool.client.note_decision(decision)
-        logged = [entry["decision"] for entry in pool.client.decisions()]
-        assert len(logged) == 64
-        assert logged[-len(DECISIONS) :] == list(DECISIONS)
-        assert pool.explain().count("iteration 0: ") == LATEST_DECISIONS >= len(DECISIONS)
-        with pytest.raises(ValueError, match="no decision of this name"):
-            pool.client.note_decision("guessed")

@@ -111,25 +111,6 @@ def test_buffer_whose_lifetime_grows_is_planned_again(pool: Pool) -> None:
     assert pool.plans >= 2
 
 
-@pytest.mark.parametrize(("times", "plans"), [(1, 1), (4, 2)])
-def test_only_a_recurring_longer_lifetime_is_planned_for(pool: Pool, times: int, plans: int) -> None:
-    memory = programs.Watched(pool)
-    kept: list[int] = []
-
-    def iteration(number: int) -> None:
-        first = memory.allocate(70_000)
-        if kept:
-            memory.free(kept.pop())
-        programs.layers(memory)
-        if 12 <= number < 12 + times:
-            kept.append(first)
-        else:
-            memory.free(first)
-
-    run(pool, iteration, 40, marks=True)
-    assert pool.plans == plans
-
-
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,21 +181,3 @@ def test_pinned_ranges_are_reported_and_are_no_fragmentation(pool: Pool) -> None
     assert "are in use beside the plan" in pool.explain()
     for address in kept:
         memory.free(address)
-
-
-#: Of more allocations than the recording holds three times.
-LONG = random.Random(1).choices(range(1000, 64_000, 8), k=50_000)
-
-
-@pytest.mark.parametrize("held", [0, 256 << 20])
-def test_iteration_longer_than_the_recording_is_planned_where_memory_allows(pool: Pool, held: int) -> None:
-    """The recording may take a sixteenth of the memory that the pool holds."""
-    memory = programs.Watched(pool)
-    kept = memory.allocate(max(held, 1))
-    for _ in range(8):
-        for size in LONG:
-            memory.free(memory.allocate(size))
-        pool.plan_now()
-    assert pool.plans == (1 if held else 0)
-    assert ("three times, or twice" in pool.explain()) == (held == 0)
-    memory.free(kept)

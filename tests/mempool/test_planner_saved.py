@@ -25,20 +25,6 @@ def trained(path: Path, *, marks: bool = True) -> Path:
     return path
 
 
-@pytest.mark.parametrize("marks", [True, False])
-def test_saved_plan_hits_from_the_first_iteration(tmp_path: Path, marks: bool) -> None:
-    plan = trained(tmp_path / "plan", marks=marks)
-    with Pool(simulated(), background=False, plan=plan) as pool:
-        iteration = programs.training(programs.Watched(pool))
-        run(pool, iteration, 1, marks=marks)
-        early = pool.report().to_dict()
-        run(pool, iteration, 10, marks=marks, first=1)
-        late = pool.report().to_dict()
-    assert early["hits"] >= max(60, 0.95 * (early["hits"] + early["misses"]) if marks else 0)
-    assert late["misses"] == early["misses"]
-    assert not marks or late["hits"] - early["hits"] == 10 * (60 + 6)
-
-
 def test_ended_thread_does_not_prolong_the_warm_up(tmp_path: Path) -> None:
     """The thread loaded data in the beginning; later allocations outside the plan may use arena holes."""
 

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from pools import run, simulated
 
 from mempool import Pool, _core
-from mempool.planning.backoff import WakeConditions
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
-from mempool.planning.planner_thread import ProcessorBudget, thread_cost_seconds
+from mempool.planning.planner_thread import ProcessorBudget
 
 
 class Turns:
@@ -119,15 +118,6 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
         )
 
 
-def test_unaffordable_planning_is_done_later_without_another_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(OPTIONS), "allowance_seconds", 0.0)
-    monkeypatch.setitem(vars(OPTIONS), "time_share", 0.0)
-    with Pool(simulated()) as pool:
-        turns = Turns(pool)
-        memory = programs.Watched(pool)
-        until(lambda: turns.count > 3, lambda: programs.layers(memory))
-
-
 def unlike_any(memory: programs.Watched, sizes: random.Random) -> None:
     """Allocate buffers alive at once, large in one iteration and small in another."""
     for address in [memory.allocate(sizes.randrange(600, 1_000_000)) for _ in range(8)]:
@@ -216,26 +206,6 @@ def test_failure_does_not_end_planning(
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
 
-def test_failing_wait_is_logged_once_and_repeated_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    due, tried = Learner.due, list[float]()
-
-    def failing(_: Learner) -> WakeConditions:
-        tried.append(time.monotonic())
-        raise MemoryError("not now")
-
-    monkeypatch.setattr(Learner, "due", failing)
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        until(lambda: len(tried) >= 3, lambda: programs.layers(memory))
-        gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
-        assert all(gap >= OPTIONS.retry_seconds * 2**k for k, gap in enumerate(gaps))
-        assert len(caplog.records) == 1
-        monkeypatch.setattr(Learner, "due", due)
-        until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
-
-
 def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(simulated(), background=False) as pool:
         learn = Learner.learn
@@ -248,17 +218,6 @@ def test_signal_handler_may_request_a_plan_within_a_look(monkeypatch: pytest.Mon
         monkeypatch.setattr(Learner, "learn", interrupted)
         pool.plan_now()
     assert asked == [False]
-
-
-def test_few_marked_iterations_are_enough_for_a_plan() -> None:
-    """The iterations have fewer events than a look without marks requires."""
-    with Pool(simulated()) as pool:
-        memory = programs.Watched(pool)
-        for _ in range(6):
-            pool.step()
-            for size in (5000, 6000, 7000, 8000):
-                memory.free(memory.allocate(size))
-        assert pool.wait(60)
 
 
 LONG = 100.0
@@ -414,11 +373,3 @@ def test_useful_work_is_not_charged() -> None:
         times.spent += 1000
         forgive()
     assert budget.is_left()
-
-
-def test_hand_over_of_the_interpreter_is_charged_too() -> None:
-    before, processor = thread_cost_seconds(), time.thread_time()
-    for _ in range(50):
-        time.sleep(1e-6)
-    spent = time.thread_time() - processor
-    assert thread_cost_seconds() - before >= spent + 40 * OPTIONS.handover_seconds

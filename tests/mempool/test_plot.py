@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from mempool.cli.plot import (
     address_grid,
-    address_letters,
-    address_picture,
     load_plot,
-    show_addresses,
-    show_load,
 )
 from solvers import Stop, peak_load, solve
 from traces import Buffers
-from traces.workload import buffers as steady
 
 
 @st.composite
@@ -76,36 +67,3 @@ def test_load_plot_fits_and_reaches_the_top_only_at_the_peak(
     full = "#" if ascii_only else "█"
     assert (full in lines[0]) == (peak_load(buffers) > 0)
     assert "\n".join(lines).isascii() == ascii_only
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("width", [30, 80, 300])
-def test_pictures_fit_the_terminal_and_its_encoding(
-    encoding: str, terminal: bool, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Coloured half blocks on a UTF-8 terminal, plain ASCII elsewhere, never wider than the terminal."""
-    buffers = steady(200, 0)
-    plan = solve(buffers, stop=Stop(nodes=10_000))
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding=encoding)
-    monkeypatch.setattr("sys.stdout", stream)
-    console = Console(
-        file=stream, force_terminal=terminal, width=width, color_system="truecolor" if terminal else None
-    )
-    show_load(console, buffers)
-    show_addresses(console, buffers, plan)
-    stream.flush()
-    text = raw.getvalue().decode(encoding)
-    coloured = terminal and encoding == "utf-8"
-    assert ("▀" in text) == coloured
-    assert text.isascii() != coloured
-    if not terminal:
-        assert max(map(len, text.splitlines())) <= 80
-
-
-def test_large_plan_is_drawn_quickly() -> None:
-    buffers = steady(30_000, 0)
-    plan = solve(buffers, solver="first_fit")
-    assert len(address_picture(buffers, plan, width=100, height=16)) >= 1600
-    assert len(set(address_letters(buffers, plan, width=80, height=16))) > 10

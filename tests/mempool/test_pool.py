@@ -73,47 +73,6 @@ def test_buffer_freed_by_another_thread_keeps_its_plan(pool: Pool) -> None:
     assert pool.report().to_dict()["misses"] == 0
 
 
-@pytest.mark.parametrize("every", [3, 5, 7, 11])
-def test_garbage_collected_at_varying_times_never_overlaps_and_mostly_hits(pool: Pool, every: int) -> None:
-    memory = programs.Watched(pool)
-    cyclic: list[int] = []
-
-    def iteration(number: int) -> None:
-        for _ in range(6):
-            cyclic.append(memory.allocate(9_000))
-            programs.layers(memory, count=3)
-            if (number * 6 + len(cyclic)) % every == 0:
-                while cyclic:
-                    memory.free(cyclic.pop(0))
-
-    run(pool, iteration, 60, marks=True)
-    report = pool.report().to_dict()
-    if report["state"] == "replaying":
-        assert report["hits"] > 5 * report["misses"]
-
-
-def test_two_workers_in_varying_order_never_overlap(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    turn = threading.Lock()
-
-    def work(count: int) -> None:
-        for _ in range(3):
-            with turn:
-                programs.layers(memory, count=count)
-
-    def iteration(number: int) -> None:
-        threads = [threading.Thread(target=work, args=(count,)) for count in (8, 12)]
-        for thread in threads if number % 2 else reversed(threads):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        programs.layers(memory)
-
-    run(pool, iteration, 30, marks=True)
-    report = pool.report().to_dict()
-    assert report["hits"] > 0
-
-
 def test_training_fits_a_device_barely_larger_than_its_need() -> None:
     with Pool(simulated(page=0), background=False) as roomy:
         memory = programs.Watched(roomy)
@@ -140,21 +99,6 @@ def big_training(memory: programs.Watched) -> Callable[[int], None]:
     return iteration
 
 
-def test_unavailable_arena_costs_hits_only() -> None:
-    device = simulated(page=0)
-    with Pool(device, background=False) as pool:
-        memory = programs.Watched(pool)
-        iteration = programs.replaced(memory)
-        run(pool, iteration, 6, marks=True)
-        pool.release()
-        run(pool, iteration, 2, marks=True)
-        device.set_capacity(device.counts().committed + (2 << 20))
-        run(pool, iteration, 10, marks=True)
-        device.set_capacity(1 << 40)
-        run(pool, iteration, 10, marks=True)
-        assert pool.report().to_dict()["state"] == "replaying"
-
-
 def test_out_of_memory_error_has_the_numbers_and_the_pool_goes_on() -> None:
     with Pool(simulated(), background=False, max_reserved="1MiB") as pool:
         with pytest.raises(OutOfMemoryError, match="2,097,152 bytes asked for") as caught:
@@ -162,20 +106,6 @@ def test_out_of_memory_error_has_the_numbers_and_the_pool_goes_on() -> None:
         assert isinstance(caught.value, MemoryError)
         assert caught.value.limit_bytes == 1 << 20
         pool.free(pool.allocate(1 << 19))
-
-
-def test_dynamic_scopes_leave_the_plan_alone(pool: Pool) -> None:
-    memory = programs.Watched(pool)
-    iteration = programs.replaced(memory)
-    run(pool, iteration, 10, marks=True)
-    before = pool.report().to_dict()
-    for number in range(5):
-        run(pool, iteration, 1, marks=True, first=10 + number)
-        with pool.dynamic():
-            programs.layers(memory, count=9, scale=9000)
-    after = pool.report().to_dict()
-    assert after["misses"] == before["misses"]
-    assert after["out_of_iteration"] > before["out_of_iteration"]
 
 
 def test_nested_and_mixed_marks_are_refused(pool: Pool) -> None:

@@ -63,49 +63,11 @@ def test_invalid_settings_are_refused_in_a_single_line(options: dict[str, object
     assert "\n" not in str(caught.value)
 
 
-def test_settings_are_accepted_in_common_spellings() -> None:
-    """Modes in any case, sizes as floats, up to the largest that the core's size classes reach."""
-    with Pool(simulated(), background=False, mode="Record", max_reserved=1e9, small_bytes=1024) as pool:
-        assert (pool.settings.mode, pool.settings.max_reserved) == ("record", 10**9)
-        assert type(pool.settings.max_reserved) is int
-
-
 def test_unwritable_trace_is_named_in_the_error(tmp_path: Path) -> None:
     path = str(tmp_path / "nowhere" / "x")
     with pytest.raises(FileNotFoundError) as caught:
         Pool(simulated(), background=False, record=path)
     assert caught.value.filename == path
-
-
-def test_reported_fragmentation_agrees_with_the_reported_bytes(pool: Pool) -> None:
-    run(pool, programs.replaced(programs.Watched(pool)), 10, marks=True)
-    report = pool.report()
-    values = report.to_dict()
-    arena = values["planned_arena_bytes"]
-    assert values["fragmentation"] == pytest.approx(1 - values["peak_load_bytes"] / arena)
-    assert dict(report.rows())["arena as planned"].startswith(f"{arena:,} B")
-
-
-def test_reported_lower_bound_never_exceeds_the_peak_load(pool: Pool) -> None:
-    """The packing's own bound is 30 bytes above the load here: offsets repeat after several iterations."""
-    kept: list[int] = []
-
-    def carried(_: int) -> None:
-        live: list[int] = []
-        for size in (17_543, 67_864, 31_911, 130_875, 118_831, 124_796):
-            live.append(pool.allocate(size))
-            if len(live) > 2:
-                pool.free(live.pop(0))
-        for address in kept:
-            pool.free(address)
-        kept[:] = live
-
-    run(pool, carried, 40, marks=True)
-    values = pool.report().to_dict()
-    assert pool.planned is not None
-    assert pool.planned.plan.lower_bound_bytes > values["peak_load_bytes"] == values["lower_bound_bytes"]
-    for address in kept:
-        pool.free(address)
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -259,22 +221,3 @@ sys.slow = Slow()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import mempool.numpy as module; thing = module.install()",
-        "import mempool.torch as module; thing = module.install(device='cpu')",
-        "import mempool as module; thing = module.Pool()",
-    ],
-)
-def test_dir_lists_user_facing_names(code: str) -> None:
-    if "torch" in code:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
-    check = """
-assert 12 <= len(dir(thing)) <= 17 and "metrics" in dir(thing), dir(thing)
-assert all(hasattr(thing, name) for name in dir(thing))
-assert all(getattr(module, name).__module__.startswith("mempool") for name in dir(module))
-"""
-    subprocess.run([sys.executable, "-c", code + check], check=True)

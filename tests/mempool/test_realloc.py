@@ -72,17 +72,6 @@ def test_growing_segment_never_needs_a_second_segment() -> None:
     core.give_everything_back()
 
 
-def test_shrinking_segment_returns_its_memory() -> None:
-    core = Core()
-    buffer = core.allocate(8 * MIB)
-    assert reallocate(core, buffer, 3 * MIB) == buffer
-    assert core.committed == 3 * MIB
-    small = reallocate(core, buffer, 100_000)  # no longer large: where such buffers live
-    assert small != buffer
-    assert core.committed == 25 * PAGE
-    core.give_everything_back()
-
-
 def test_idle_memory_is_returned_to_make_room_for_growth() -> None:
     """A copy would need both; the limit allows the buffer and the idle memory only."""
     core = Core()
@@ -152,20 +141,6 @@ def test_new_buffer_is_recorded_before_the_end_of_the_old(old: int, new: int) ->
         assert (np.diff(trace.time_ns) >= 0).all()
         assert buffers_of(trace).end.tolist() == [2, 3]
     core.give_everything_back()
-
-
-def test_realloc_in_a_dynamic_scope_records_only_the_free_of_the_old_buffer() -> None:
-    core = Core()
-    core.client.set_recording(True)
-    buffer = core.allocate(5000)
-    core.client.enter_dynamic()
-    buffer = reallocate(core, buffer, 9000)
-    core.client.leave_dynamic()
-    core.allocate(7000)
-    packed, streams, _, _ = core.client.recording()
-    trace = EventConverter(512).convert_brief(packed, streams)
-    assert trace.kind.tolist() == [0, 1, 0]
-    assert trace.buffer.tolist() == [0, 0, 1]
 
 
 def test_growing_array_is_whole_and_never_held_twice() -> None:

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from pools import simulated
 
-from mempool import Pool, UsageError, _core
+from mempool import Pool, _core
 from mempool.planning import remembered_plans
 from mempool.planning.options import OPTIONS
-from mempool.settings import settings
 
 MEMPOOL = Path(sys.executable).with_name("mempool")
 PROGRAM = """
@@ -164,13 +163,6 @@ def test_relative_cache_folder_counts_from_the_folder_of_the_start(
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_relative_cache_folder_stays_where_the_program_leaves_its_folder(tmp_path: Path) -> None:
-    code = "import os, mempool; os.chdir('/'); from mempool import cache_folder; cache_folder.cache_folder()"
-    environment = os.environ | {"MEMPOOL_CACHE": "cache"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
-    assert (tmp_path / "cache").is_dir()
-
-
 def test_damaged_plan_is_deleted_and_the_program_runs(
     script: Path, tmp_path: Path, report: Callable[..., dict[str, Any]]
 ) -> None:
@@ -179,12 +171,6 @@ def test_damaged_plan_is_deleted_and_the_program_runs(
     file.write_bytes(file.read_bytes()[:-100])
     assert report(script, 1)["plan_active_at_iteration"] > 5
     assert report(script, 1)["plan_active_at_iteration"] <= 2
-
-
-def test_unwritable_cache_folder_is_no_error(script: Path, report: Callable[..., dict[str, Any]]) -> None:
-    for _ in range(2):
-        said = report(script, 1, environment={"MEMPOOL_CACHE": "/proc/none"})
-        assert said["plan_active_at_iteration"] > 5
 
 
 def refuse(*_: Any, **__: Any) -> None:
@@ -264,15 +250,6 @@ def test_plan_in_a_read_only_folder_is_followed(cache: Path, monkeypatch: pytest
         assert pool.loaded is None
 
 
-@pytest.mark.usefixtures("cache")
-def test_arguments_that_are_no_text_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, known in ((1, False), (1, True)):
-        monkeypatch.setattr(sys, "argv", ["program", number])
-        with Pool(simulated(), background=False, remember=True) as pool:
-            assert (pool.loaded is not None) == known
-            iterate(pool, 12)
-
-
 def test_pools_of_a_program_have_separate_plans(cache: Path) -> None:
     for name in ("one", "other"):
         with Pool(simulated(), name=name, background=False, remember=True) as pool:
@@ -294,18 +271,6 @@ def test_files_unused_for_longest_are_deleted(cache: Path, monkeypatch: pytest.M
         with Pool(simulated(), name=name, background=False, remember=True) as pool:
             kept |= {name} if pool.loaded is not None else set()
     assert kept == {"first", "third"}
-
-
-def test_parts_left_by_killed_processes_are_deleted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = remembered_plans.RememberedPlansOptions(max_files=1)
-    monkeypatch.setattr(remembered_plans, "OPTIONS", few)
-    part = cache / "cache" / "plans" / "killed.1234.part"
-    part.parent.mkdir(parents=True)
-    part.touch()
-    os.utime(part, (0, 0))
-    with Pool(simulated(), background=False, remember=True) as pool:
-        iterate(pool, 12)
-    assert [file.suffix for file in files(cache)] == [".plan"]
 
 
 @pytest.mark.usefixtures("cache")
@@ -349,14 +314,6 @@ def test_plans_made_in_place_of_remembered_ones_are_not_kept(cache: Path) -> Non
         iterate(pool, 4)
         iterate(pool, 12, 30)
     assert file.read_bytes() != before
-
-
-def test_other_values_of_remember_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="remember is 'always'"):
-        settings(remember="always")
-    monkeypatch.setenv("MEMPOOL_REMEMBER", "always")
-    with pytest.raises(UsageError, match="MEMPOOL_REMEMBER is 'always', not 1, 0 or fresh"):
-        settings()
 
 
 @pytest.mark.parametrize(

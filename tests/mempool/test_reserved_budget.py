@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from cores import Core, pattern
 from hypothesis import given, settings
@@ -137,22 +135,4 @@ def test_arena_is_taken_automatically_while_permitted_and_within_the_budget() ->
     core.client.install(pattern([2 * MIB]), 6)
     core.step()
     assert core.pool.stats()["arena_bytes"] == 5 * MIB // 4
-    assert beyond(core) == 0
-
-
-@pytest.mark.parametrize(("budget", "stranded"), [(NONE, 924 * KIB), (4 * MIB, 0)])
-def test_large_free_memory_is_not_split_within_a_budget(budget: int, stranded: int) -> None:
-    """A split block is of no use to other requests before the free parts merge again."""
-    core = kept(Core(page=0, large=64 * KIB))
-    core.pool.set_budget(budget)
-    core.free(core.allocate(MIB))
-    core.allocate(100 * KIB)
-    assert core.pool.stats()["segment_free_bytes"] == stranded
-
-
-def test_block_is_reserved_alone_where_no_shared_segment_has_room() -> None:
-    core: Any = kept(Core(page=0, large=MIB, shared=MIB))
-    core.pool.set_budget(MIB // 2)
-    core.allocate(64 * KIB)
-    assert reserved(core) == 64 * KIB
     assert beyond(core) == 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import sys
 from pathlib import Path
 
 import programs
@@ -14,44 +11,6 @@ from pools import run
 
 from mempool import Pool
 from mempool.cli.run.monitor import status
-from mempool.reporting import memory_history
-from mempool.reporting.memory_history import MemoryHistory
-
-SHOW = """
-import fcntl, struct, sys, termios
-from mempool.cli.run.monitor import StatusLine, terminal_shows_status
-fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
-line = StatusLine()
-if terminal_shows_status():
-    line.show("a" * 30)
-    line.show("a" * 30)
-    line.show("b")
-line.clear()
-"""
-
-
-def on_a_terminal(kind: str) -> str:
-    """Return what the status line writes to a terminal of that kind."""
-    process, terminal = pty.fork()
-    if process == 0:
-        os.environ["TERM"] = kind
-        os.execv(sys.executable, [sys.executable, "-c", SHOW])
-    written = b""
-    try:
-        while part := os.read(terminal, 1 << 16):
-            written += part
-    except OSError:  # the process has ended
-        pass
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, written
-    return written.decode()
-
-
-def test_status_line_keeps_to_the_last_row_and_gives_the_row_back() -> None:
-    row = "\x1b7\x1b[24;1H\x1b[2K\x1b[2m{}\x1b8"
-    region, end = "\x1bD\x1b7\x1b[1;23r\x1b8\x1b[A", "\x1b7\x1b[r\x1b[24;1H\x1b[2K\x1b8"
-    assert on_a_terminal("xterm") == region + row.format("a" * 19) + row.format("b") + end
-    assert on_a_terminal("dumb") == ""
 
 
 def test_status_has_the_pools_with_memory(pool: Pool) -> None:
@@ -60,27 +19,6 @@ def test_status_has_the_pools_with_memory(pool: Pool) -> None:
     run(pool, lambda _: programs.layers(memory, scale=1 << 18), 10, marks=True)
     said = status({"numpy": pool})
     assert said.startswith("numpy: step 10, replaying, 100.0% at planned addresses, live ")
-
-
-def test_history_of_a_long_program_keeps_peaks_and_moments(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_history, "MOST_SAMPLES", 8)
-    history, counts = MemoryHistory(pool), []
-    for number in range(100):
-        run(pool, lambda _: pool.free(pool.allocate(200_000)), 1, marks=True, first=number)
-        if number == 50:
-            pool.free(pool.allocate(500_000))
-        history.sample()
-        counts.append(len(history.samples))
-    assert 4 <= min(counts[8:]) <= max(counts) <= 8
-    steps = [sample.step for sample in history.samples]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 100
-    live = [sample.live for sample in history.samples]
-    assert max(live) >= 500_000 > sorted(live)[-2]
-    assert pool.report().values["live_peak_bytes"] == max(live)
-    assert 1 < history.plans[0].step < 10
 
 
 @pytest.mark.parametrize("steps", [True, False])

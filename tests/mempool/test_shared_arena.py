@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,25 +126,6 @@ def test_neighbouring_plans_move_closer_when_others_shrink_or_vanish() -> None:
             assert program.phase(scale) < 1.15, scale
 
 
-def test_plan_hears_of_layout_changes_of_other_pools_only() -> None:
-    with Pool(simulated(), background=False) as one, Pool(name="other", share=one, background=False) as other:
-        memory, others = Watched(one), Watched(other)
-        for _ in range(14):
-            together(memory, others)
-        one.client.set_recording(False)
-        one.client.wait_for_work(0.0)  # what rang before
-        now = one.client.state()["other_layouts"]
-        assert one.client.wait_for_work(0.6, other_layouts=now)[0] is False
-        assert one.client.state()["other_layouts"] == now
-        began = time.monotonic()
-        other.client.drop_patterns()
-        one.client.wait_for_work(60.0, other_layouts=now)
-        assert time.monotonic() - began < 30
-        now = one.client.state()["other_layouts"]
-        one.client.drop_patterns()
-        assert one.client.state()["other_layouts"] == now
-
-
 def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> None:
     """A plan dropped when memory was short gets no arena again because of changes in other pools."""
     one, other = pools
@@ -199,44 +178,6 @@ def test_plans_take_effect_at_a_moment_without_live_buffers(fake: FakeCuda, memo
             iteration()
         assert misses() == before
         assert arena(work) == 84 * MIB
-
-
-@pytest.mark.parametrize("handle", [12, 77])
-def test_plan_saved_beside_another_moves_down_without_a_neighbour(
-    pools: tuple[Pool, Pool], tmp_path: Path, handle: int
-) -> None:
-    """The stream may have another handle in the second program."""
-
-    def iteration(pool: Pool, stream: int) -> list[int]:
-        pool.step()
-        sizes = [(number + 3) * 20_000 for number in range(10)] if pool.name == "one" else BATCHES
-        return [pool.allocate(size, stream=stream) for size in sizes]
-
-    def end(pool: Pool, addresses: list[int], stream: int) -> None:
-        for address in addresses:
-            pool.free(address, stream=stream)
-        pool.plan_now()
-
-    one, other = pools
-    for _ in range(60):
-        kept = iteration(other, 11)
-        end(one, iteration(one, 12), 12)
-        end(other, kept, 11)
-
-    def is_high(pool: Pool) -> bool:
-        assert pool.planned is not None
-        return pool.planned.plan.arena_bytes > 1.1 * pool.planned.peak_load_bytes
-
-    high = next(pool for pool in pools if is_high(pool))
-    high.save(tmp_path / "high.plan")
-    with Pool(simulated(), name=high.name, plan=str(tmp_path / "high.plan"), background=False) as pool:
-        for _ in range(30):
-            end(pool, iteration(pool, handle), handle)
-        assert pool.report().to_dict()["misses_total"] == 0
-        assert not is_high(pool)
-        pool.client.retire_unused_patterns()
-        assert pool.planned is not None
-        assert arena(pool) <= 1.1 * pool.planned.peak_load_bytes
 
 
 def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Pool]) -> None:

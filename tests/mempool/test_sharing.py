@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -75,16 +74,6 @@ def test_counts_are_of_each_and_memory_is_of_both(pools: tuple[Pool, Pool]) -> N
         pool.free(address)
 
 
-def test_resetting_the_peaks_of_a_pool_leaves_the_peaks_of_the_other(pools: tuple[Pool, Pool]) -> None:
-    one, other = pools
-    one.free(one.allocate(MIB))
-    one.trim()
-    other.client.reset_peaks()
-    report = one.report().to_dict()
-    assert report["requested_peak_bytes"] == MIB
-    assert report["reserved_bytes"] < MIB <= report["reserved_peak_bytes"]
-
-
 def test_out_of_memory_error_counts_the_live_bytes_of_both_pools() -> None:
     with (
         Pool(simulated(4 * MIB), background=False) as one,
@@ -134,14 +123,6 @@ def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool,
 def test_memory_options_are_decided_by_the_first_pool(options: dict[str, Any], why: str) -> None:
     with Pool(simulated(), background=False) as one, pytest.raises(UsageError, match=why):
         Pool(share=one, background=False, **options)
-
-
-def test_equal_options_do_not_conflict_with_the_first_pool() -> None:
-    with Pool(max_reserved="1GiB", background=False) as one:
-        with Pool("host", share=one, max_reserved="1GiB", small_bytes=512, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
-        with Pool(share=one, background=False) as other:
-            assert other.report().to_dict()["max_reserved_bytes"] == 1 << 30
 
 
 def test_pool_without_stream_sharing_passes_its_setting_on_to_every_sharing_pool() -> None:
@@ -204,18 +185,6 @@ def test_closed_pool_keeps_no_arena_and_no_free_memory_for_its_plans(pools: tupl
     large.close()
     page = one.device.page
     assert one.core.stats()["arena_bytes"] == -(-small // page) * page
-
-
-def test_retained_limit_is_the_largest_of_all_open_pools(pools: tuple[Pool, Pool]) -> None:
-    """Otherwise a small plan of one pool would return the memory of the other to the device each time."""
-    one, other = pools
-    one.client.set_retained_limit(0)
-    other.client.set_retained_limit(64 * MIB)
-    one.free(one.allocate(32 * MIB))
-    assert one.core.stats()["segment_free_bytes"] >= 32 * MIB
-    other.close()
-    one.free(one.allocate(32 * MIB))
-    assert one.core.stats()["segment_free_bytes"] == 0
 
 
 def test_allocations_of_a_pool_avoid_arena_holes_about_to_be_used_by_the_other() -> None:
@@ -294,16 +263,6 @@ def test_memory_used_in_each_iteration_of_a_slow_pool_is_not_idle_to_a_fast_pool
             one.free(one.allocate(4096))
         calls = calls or one.core.stats()["device_calls"]
     assert one.core.stats()["device_calls"] == calls
-
-
-def test_idle_memory_is_returned_by_a_clock_common_to_all_pools() -> None:
-    with contextlib.ExitStack() as all_of:
-        one = all_of.enter_context(Pool(simulated(), background=False))
-        others = [all_of.enter_context(Pool(share=one, background=False)) for _ in range(4)]
-        one.free(one.allocate(2 * MIB))
-        for pool in (one, *others):
-            pool.client.wait_for_work(0.0)
-        assert one.core.stats()["segment_free_bytes"] >= 2 * MIB
 
 
 def test_plan_from_a_file_takes_effect_once_another_pool_chooses_the_device(fake: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import statistics
 from collections.abc import Callable
 
@@ -58,52 +56,6 @@ def test_single_plan_serves_all_sizes_of_marked_iterations(network: str) -> None
     assert int(growing.reserved[ends[100] :].max()) <= 1.25 * peak
 
 
-def phases(program: str, iterations: int) -> Trace:
-    """Many small buffers or a large one, or ten and seven large beside a lasting one, in any order."""
-    rng, rows, buffers = random.Random(program), list[tuple[int, int, int]](), itertools.count()
-
-    def alloc(size: int) -> int:
-        rows.append((EventType.ALLOC, buffer := next(buffers), size))
-        return buffer
-
-    def free(some: list[int]) -> None:
-        rows.extend((EventType.FREE, buffer, 0) for buffer in some)
-
-    if program == "between others":
-        holes = [(alloc(100 * MIB), alloc(4 * MIB))[0] for _ in range(10)]
-        free(holes)
-        turns = [[100 * MIB] * 10, [150 * MIB] * 7]
-    else:
-        turns = [[500 << 10] * 400, [200 * MIB]]
-    for _ in range(iterations):
-        for turn in turns:
-            for _ in range(rng.randint(1, 3)):
-                free([alloc(size) for size in turn])
-    kind, buffer, size = np.array(rows, np.int64).T
-    return Trace.of(kind, buffer, size)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("program", ["small and large", "between others"])
-def test_returned_memory_is_not_taken_again_for_ever(program: str, name: str) -> None:
-    """Each return would wait for the device."""
-    calls = [simulate(phases(program, count), name).driver_calls for count in (30, 60)]
-    assert calls[1] - calls[0] <= 30
-
-
-def test_only_missing_pages_are_returned() -> None:
-    """Twelve GiB behind a lasting buffer, in place of ten: two of the ten before the buffer are returned."""
-    one = 1 << 30
-    ten, stays, behind = (
-        (EventType.ALLOC, 10 * one, 0),
-        (EventType.ALLOC, 2 * MIB, 0),
-        (EventType.ALLOC, 12 * one, 0),
-    )
-    trace = trace_of([ten, stays, ten, (EventType.FREE, 0, 0), (EventType.FREE, 1, 0), behind])
-    calls = simulate(trace, GROWING).driver_calls
-    assert calls == (20 * one + 2 * MIB + 2 * one + 2 * one) // (2 * MIB)
-
-
 @settings(max_examples=60)
 @given(trace=event_traces(), limit=st.sampled_from([None, 0, 2, 24, 64, 400]), name=st.sampled_from(NAMES))
 def test_pool_keeps_the_invariants_of_every_allocator(trace: Trace, limit: int | None, name: str) -> None:
@@ -129,14 +81,6 @@ def test_iterations_are_planned(marks: bool) -> None:
     assert (simulation.segments.start < marks_at[-3]).all()
     load = int(trace.load().max())
     assert load <= simulation.reserved[-1] < 1.3 * load
-
-
-def test_simulation_is_deterministic() -> None:
-    trace = repeated(10, marks=False)
-    one, two = (simulate(trace, NAME) for _ in range(2))
-    assert (one.address == two.address).all()
-    assert (one.reserved == two.reserved).all()
-    assert one.driver_calls == two.driver_calls
 
 
 def test_uses_by_other_streams_reach_the_pool() -> None:

@@ -27,22 +27,6 @@ def core() -> Core:
 class TestABufferThatAnotherStreamUses:
     """A buffer used by another stream: the memory is reused only after that stream has finished."""
 
-    @pytest.mark.parametrize("size", [100, 60_000, BIG])
-    def test_memory_waits_for_a_stream_using_the_buffer(self, core: Core, size: int) -> None:
-        core.pool.set_retained_limit(1 << 40)
-        first = core.allocate(size)
-        assert core.client.use(first, 7)
-        core.free(first)
-        assert core.client.stats()["live"]["current"] == 0
-        assert core.pool.stats()["deferred"]["current"] >= size
-        core.client.mark(_core.Mark.STEP)
-        other = core.allocate(size)
-        assert other != first
-        core.device.finish(7)
-        core.client.mark(_core.Mark.STEP)
-        assert core.pool.stats()["deferred"]["current"] == 0
-        assert core.allocate(size) == first
-
     def test_is_had_back_before_memory_runs_out(self) -> None:
         core = Core(page=0, capacity=3 * BIG)
         first = core.allocate(2 * BIG)
@@ -96,25 +80,6 @@ class TestABufferThatAnotherStreamUses:
 class TestABufferThatAnotherStreamFrees:
     """A buffer freed by another stream: its own stream gets the memory back, and neither waits."""
 
-    @pytest.mark.parametrize("used_too", [False, True])
-    @pytest.mark.parametrize("size", [100, 60_000, BIG])
-    def test_memory_returns_to_its_stream_after_the_freeing_stream_has_passed(
-        self, core: Core, size: int, used_too: bool
-    ) -> None:
-        core.pool.set_retained_limit(1 << 40)
-        first = core.allocate(size, 1)
-        if used_too:
-            assert core.client.use(first, 7)
-        core.free(first, 5)
-        for stream in (5, 7) if used_too else (5,):
-            assert core.pool.stats()["live_blocks"] == 1
-            address = core.allocate(size, 1)
-            assert address != first
-            core.free(address, 1)
-            core.device.finish(stream)
-        core.step()
-        assert core.allocate(size, 1) == first
-
     @pytest.mark.parametrize("size", [100, 60_000, BIG])
     def test_memory_freed_by_another_stream_does_not_pile_up(self, core: Core, size: int) -> None:
         core.pool.set_retained_limit(1 << 40)
@@ -136,37 +101,6 @@ class TestABufferThatAnotherStreamFrees:
 
 class TestACapturedGraph:
     """A captured graph: no other allocation gets the graph's memory while a replay is possible."""
-
-    def test_graph_keeps_its_memory_until_released(self, core: Core) -> None:
-        core.pool.set_retained_limit(1 << 40)
-        core.pool.begin_graph((0, 1), [5])
-        inside = [core.allocate(size, 5) for size in (100, 60_000, BIG)]
-        core.free(inside.pop(), 5)
-        outside = core.allocate(BIG)
-        core.pool.end_graph((0, 1))
-        for address in inside:
-            core.free(address, 5)
-        reserved = core.pool.stats()["reserved"]["current"]
-        core.pool.trim()
-        assert core.pool.stats()["reserved"]["current"] == reserved
-        taken = [core.allocate(size, 5) for size in (100, 60_000, BIG)]
-        assert not set(taken) & set(inside)
-        segments = np.frombuffer(_core.snapshot(core.pool, None)[0], list(_core.SEGMENT_FIELDS))
-        of_graph = segments[segments["graph_low"] == 1]
-
-        def is_of_graph(address: int) -> bool:
-            return bool(
-                ((of_graph["base"] <= address) & (address < of_graph["base"] + of_graph["size"])).any()
-            )
-
-        assert all(map(is_of_graph, inside))
-        assert not any(map(is_of_graph, taken))
-        core.pool.release_graph((0, 1))
-        core.pool.trim()
-        assert core.pool.stats()["graph_pools"] == 0
-        for address in (*taken, outside):
-            core.free(address, 5 if address != outside else 0)
-        core.give_everything_back()
 
     def test_captures_of_a_graph_pool_reuse_its_memory(self, core: Core) -> None:
         for _ in range(2):
@@ -192,29 +126,6 @@ class TestACapturedGraph:
         assert (core.hits, core.misses) == (2, 0)
         assert core.outcomes["out_of_iteration"] == 1
         core.free(inside)
-
-    @pytest.mark.parametrize("change", ["release", "drop", "move", "resize"])
-    def test_arena_and_segments_do_not_change_during_a_capture(self, change: str) -> None:
-        core = Core(page=4096)
-        core.client.load(None, pattern([BIG, BIG, BIG]))
-        core.step()
-        first = core.allocate(BIG)
-        if change in ("move", "release"):
-            core.free(first)
-        large = core.client.allocate(2 * BIG)
-        core.pool.begin_graph((0, 1), [5])
-        core.device.capture([5])
-        if change == "release":
-            assert not core.pool.release_arena()
-        elif change == "drop":
-            core.client.drop_patterns()
-        elif change == "move":
-            core.client.load(None, pattern([BIG], stream=1))
-            core.step()
-            core.client.allocate(BIG, 1)
-        else:
-            core.client.reallocate(large, 4 * BIG)
-        assert core.device.counts().errors == 0
 
 
 SIZES = [4096, 8192, 1024, 2048]
@@ -278,39 +189,6 @@ def test_live_events_are_bounded() -> None:
     assert 0 < core.device.counts().events_alive <= 2 * 32
     core.give_everything_back()
     assert core.device.counts().events_alive == 0
-
-
-def test_stream_waits_only_once_for_the_same_free() -> None:
-    core = Core()
-    core.client.load(None, two_streams(shared=True))
-    core.step()
-    core.run(SIZES)
-    addresses = [core.allocate(size, 5) for size in SIZES]
-    first = wait_count(core)
-    for address in addresses:  # in the order of their allocation
-        core.free(address, 5)
-    core.step()
-    core.run([], stream=5)
-    assert [core.allocate(size, 5) for size in SIZES] == addresses
-    assert wait_count(core) == first
-
-
-def test_stream_does_not_wait_during_a_graph_capture() -> None:
-    """An event recorded then would belong to the graph."""
-    core = Core()
-    core.client.load(None, two_streams(shared=True))
-    core.step()
-    assert core.run(SIZES) == 4
-    core.pool.begin_graph((1, 0), [9])
-    core.device.capture([9])
-    assert core.run(SIZES, stream=5) == 0
-    assert core.outcomes["other_stream"] == 4
-    core.device.capture([])
-    core.pool.end_graph((1, 0))
-    core.step()
-    assert core.run(SIZES, stream=5) == 4
-    core.pool.release_graph((1, 0))
-    core.give_everything_back()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -409,17 +287,6 @@ def test_plan_of_several_streams_predicts_waits_and_misses(
         run(pool, program.iteration, 10, marks=marks)
         assert pool.core.stats()["stream_waits"] - before == 10 * expected
         assert pool.report().to_dict()["misses"] == misses
-
-
-def test_plan_with_shared_addresses_is_explained_where_streams_never_share(tmp_path: Path) -> None:
-    """PyTorch's programs may have a use by another stream waited for after the free: see CudaPool."""
-    path = tmp_path / "p.plan"
-    with Pool(simulated(), background=False, wait_bytes=0) as pool:
-        run(pool, TwoStreams(pool).iteration, 12, marks=True)
-        pool.save(path)
-    with Pool(simulated(), background=False, plan=str(path), wait_bytes="never") as pool:
-        run(pool, TwoStreams(pool).iteration, 3, marks=True)
-        assert "other_stream: another stream used the memory last" in pool.explain()
 
 
 def test_saved_plan_of_several_streams_serves_the_next_process(tmp_path: Path) -> None:

@@ -62,12 +62,6 @@ def test_plan_with_many_hits_stays(pool: Pool, caplog: pytest.LogCaptureFixture)
     assert not caplog.messages
 
 
-def test_young_plan_is_not_judged(pool: Pool) -> None:
-    planned(pool)
-    mixed(pool, 0.0, _core.LEARNING_ITERATIONS - 8)
-    assert pool.state == "replaying"
-
-
 def test_withdrawn_plan_is_made_again_after_a_pause(pool: Pool) -> None:
     planned(pool)
     mixed(pool, 0.0, 30)
@@ -114,15 +108,3 @@ def test_plan_that_makes_iterations_slower_is_withdrawn(
     monkeypatch.setattr(learner, "_timed_plans", 0)
     learner.drop_if_useless()
     assert (pool.state == "dynamic") == withdrawn
-
-
-def test_results_tell_hits_and_times_of_iterations(pool: Pool) -> None:
-    for _ in range(3):
-        run(pool, SIZES)
-    unplanned, _ = pool.client.results()
-    assert [result[:2] for result in unplanned] == [(0, 20)] * len(unplanned)
-    assert all(seconds > 0 for *_, seconds in unplanned[:-1])
-    for _ in range(20):
-        run(pool, SIZES)
-    _, with_plan = pool.client.results()
-    assert [result[:2] for result in with_plan] == [(20, 0)] * 8

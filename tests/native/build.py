@@ -36,9 +36,6 @@ def compiler() -> str:
 OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
-#: Programs of headers alone, and the folders of those.
-OF_HEADERS = {"snapshots": (HERE, TRACES, SOLVERS)}
-
 #: Quick builds of these omit the checks of pointers, a third of the compiler's time: the core of the world is
 #: that of "stress", which has the checks.
 TYPED = ("world",)
@@ -90,7 +87,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def build(
     program: str, folder: Path, *, sanitizer: str = "none", mutations: bool = False, soon: bool = True
 ) -> Path:
-    """Compile tests/native/PROGRAM.cpp with the core, or with the headers of the solvers or traces.
+    """Compile tests/native/PROGRAM.cpp with the core.
 
     "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
     With `soon`, a build with a sanitizer is not optimised: it is there soon and runs slowly.
@@ -99,15 +96,15 @@ def build(
         RuntimeError: with the compiler's output.
     """
     world = program == "world"
-    core = [] if program in OF_HEADERS else _core(*OUTSIDE_THE_WORLD if world else ())
+    core = _core(*OUTSIDE_THE_WORLD if world else ())
     core += sorted((HERE / "world").glob("*.cpp")) if world else []
-    folders = OF_HEADERS.get(program, (CORE, TRACES, HERE, HERE / "world"))
+    folders = (CORE, TRACES, HERE, HERE / "world")
     options = flags(sanitizer, mutations, world=world, timed=program.endswith("_bench"), soon=soon)
     options += ["-fno-sanitize=null,alignment"] if soon and program in TYPED else []
     with _locked(folder):
         objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
         if sanitizer != "none":  # alone, each file shows what it forgets to include
-            core = [_joined(core, folder)] if core else []
+            core = [_joined(core, folder)]
         objects += _objects(core, folder, folders, options)
         return _linked(folder / program, objects, options, "-ldl")
 

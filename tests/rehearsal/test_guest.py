@@ -33,7 +33,7 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
     from standin_torch import driver
 
     import mempool.torch
-    from mempool import UsageError
+    from mempool import UsageError, _core
 
 MIB = 1 << 20
 #: Random programs of each kind; a soak asks for more.
@@ -87,10 +87,9 @@ def planned(pool: mempool.torch.TensorPool, *tensors: torch.Tensor) -> list[bool
 
 
 def counts(pool: mempool.torch.TensorPool) -> dict[str, int]:
-    """All requests, and those above the small-size threshold by their outcome."""
-    found = values(pool)
-    requests = pool.client.stats()["blocks"]["total"]
-    return {"requests": requests, "hits": found["hits"], "misses": found["misses"]}
+    """Requests above the small-size threshold, and those of them that hit or missed."""
+    found, outcomes = values(pool), pool.client.stats()["outcomes"]
+    return {"requests": sum(outcomes.values()), "hits": found["hits"], "misses": found["misses"]}
 
 
 def logged() -> list[str]:
@@ -129,7 +128,7 @@ def ended(pool: mempool.torch.TensorPool, program: Any = None) -> None:
 def test_marked_training_hits_after_the_plan_and_misses_are_native() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
-    pool = install()  # CUDA is in use
+    pool = install(small_bytes=0)  # CUDA is in use
     pool.watch(optimizer)
     train_model(pool, model, optimizer, 12)
     before, native = counts(pool), native_allocations()
@@ -205,8 +204,9 @@ def test_arena_is_released_by_empty_cache_and_taken_again() -> None:
     assert values(pool)["hits"] > hits
 
 
+@pytest.mark.parametrize("recorded", ["True", "False"])
 @alone
-def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache() -> None:
+def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache(recorded: str) -> None:
     """The largest buffers come last, and the smaller ones before them would split that memory."""
     pool = install()
 
@@ -221,6 +221,7 @@ def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache() -
         layers(30 * MIB)
         pool.plan_now()
     assert pool.client.pool.stats()["arena_bytes"] >= 360 * MIB
+    pool.client.set_recording(recorded == "True")
     pool.step()
     assert layers(33 * MIB) < 36 * MIB
     assert pool.client.pool.stats()["arena_bytes"] == 0
@@ -453,11 +454,13 @@ def test_planned_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None
 
 @alone
 def test_native_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
-    install()
+    pool = install()
     side = torch.cuda.Stream()
     host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()
     other = torch.full((MIB,), 6, dtype=torch.uint8).pin_memory()
-    for _ in range(4):
+    for number in range(8):
+        if number == 4:
+            pool.client.set_recording(False)  # from here on the pool does not know the tensors
         source = host.to("cuda", non_blocking=True)
         side.wait_stream(torch.cuda.current_stream())
         driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5)
@@ -516,13 +519,19 @@ def test_restored_state_of_a_graph_pool_is_natives() -> None:
     state = torch._C._cuda_getCheckpointState(0, handle)
     with torch.cuda.graph(graphs[1], pool=handle):
         second = static.clone()
-    assert torch._C._has_Standard_Deleter(second.untyped_storage()._cdata)
-    torch._C._cuda_setCheckpointPoolState(0, state, [second.untyped_storage()._cdata], [])
+        small = static[:8].clone()
+    later = [one.untyped_storage()._cdata for one in (second, small)]
+    assert all(torch._C._has_Standard_Deleter(storage) for storage in later)
+    torch._C._cuda_setCheckpointPoolState(0, state, later, [])
     assert torch._C._has_Standard_Deleter(first.untyped_storage()._cdata)
     hits = values(pool)["hits"]
     train(pool, 4)
     assert values(pool)["hits"] > hits
-    del first, second
+    del first, second, small
+    pool.close()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        after = static.clone()
+    assert torch._C._has_Standard_Deleter(after.untyped_storage()._cdata)
     assert driver().faults == []
 
 
@@ -648,6 +657,43 @@ def test_request_that_native_refuses_gets_the_memory_of_the_idle_arena() -> None
         del inside
         larger = tensor(60 * MIB)
     assert larger.nbytes == 60 * MIB
+
+
+@alone
+def test_small_requests_that_native_refuses_get_holes_of_the_idle_arena() -> None:
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        tensor(8 * MIB)
+        pool.plan_now()
+    arena, native = values(pool)["arena_bytes"], native_allocations()
+    allow(torch.cuda.memory_reserved())
+    kept = [tensor(512) for _ in range(8000)]
+    assert native_allocations() - native < len(kept)
+    assert values(pool)["arena_bytes"] == arena
+    del kept
+    assert torch.cuda.memory_allocated() == 0
+
+
+@alone
+def test_only_a_recording_has_misses_and_only_a_trace_has_small_requests() -> None:
+    pool = install()
+    train(pool)
+
+    def known(size: int) -> bool:
+        before = pool.client.stats()["blocks"]["total"]
+        tensor(size)
+        return bool(pool.client.stats()["blocks"]["total"] > before)
+
+    assert (known(123_456), known(100)) == (True, False)
+    pool.client.set_recording(False)
+    assert (known(123_456), known(100)) == (False, False)
+    pool.client.set_tracing(True)
+    assert (known(123_456), known(100)) == (True, True)
+    pool.client.set_tracing(False)
+    assert (known(123_456), known(100)) == (False, False)
+    _core.set_history(pool.client, 10)
+    assert (known(123_456), known(100)) == (True, True)
 
 
 @alone

@@ -14,7 +14,7 @@ from mempool.rehearsal import standin
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "predicted.py"
 #: Without convolutions, whose workspaces are a model on both sides, and models of transformers.
-MODELS = ["mlp", "lstm", "gpt-autocast", "encoder-float16", "gpt-inference"]
+MODELS = ["mlp", "gpt-autocast", "encoder-float16", "gpt-inference"]
 
 
 def test_predicted_peaks_are_near_pytorchs_counters(tmp_path: Path) -> None:

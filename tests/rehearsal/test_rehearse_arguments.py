@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from answers import Cli
 
 from mempool.cli.rehearse.arguments import parse_variation, with_argument
-from mempool.cli.rehearse.render import limit_cost
 from mempool.rehearsal.standin import find_installation
 
 SCRIPT = "train.py"
@@ -75,43 +73,6 @@ def test_variation_is_a_name_with_values() -> None:
     for text in ("batch_size", "=8", "batch_size=", "batch_size=8,,16"):
         with pytest.raises(ValueError, match="not of the form NAME=VALUE,VALUE"):
             parse_variation(text)
-
-
-# --- the cost of a limit
-
-COST = {
-    "limit_bytes": 4 << 30,
-    "planned": True,
-    "step_seconds": 0.1,
-    "added_seconds": 0.02,
-    "slow_down": 1.2,
-    "host_bytes": 2 << 30,
-    "moved_bytes": 3 << 30,
-    "smallest_limit_bytes": 5 << 30,
-    "compiled": False,
-    "message": "",
-}
-NEEDS = "a step takes 1.20 times as long (100 ms, and 20 ms more), 2 GiB of host memory, 3 GiB copied a step"
-
-
-@pytest.mark.parametrize(
-    ("changed", "limit", "says"),
-    [
-        ({}, 4 << 30, f"4GiB): {NEEDS}; the smallest limit with a plan is about 5GiB"),
-        ({}, "80%", f"80%), 4 GiB: {NEEDS}; the smallest limit with a plan is about 5GiB"),
-        ({"planned": False}, 4 << 30, f"4GiB): no plan holds 4 GiB; --limit 5GiB has one: {NEEDS}"),
-        ({"slow_down": None}, 4 << 30, "4GiB): the time of a step is unknown, 2 GiB of host memory"),
-        ({"planned": False, "host_bytes": None}, "9%", "9%): no plan holds 4 GiB; the smallest limit with"),
-        ({"limit_bytes": None}, 4 << 30, "4GiB): no plan was made: the program made too few steps"),
-        ({"limit_bytes": None, "message": "no compiler"}, "80%", "80%): no plan was made: no compiler"),
-    ],
-)
-def test_cost_of_a_limit_is_a_sentence(changed: dict[str, Any], limit: int | str, says: str) -> None:
-    sentence = limit_cost(COST | changed, limit)
-    assert sentence.startswith(f"offloading (mempool run --limit {says}")
-    compiled = limit_cost(COST | changed | {"compiled": True}, limit)
-    assert compiled.startswith('offloading (torch.compile(backend="mempool", options={"limit": "')
-    assert compiled.partition("): ")[2] == sentence.partition("): ")[2]
 
 
 # --- command lines that are refused before anything runs

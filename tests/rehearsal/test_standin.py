@@ -89,16 +89,6 @@ def test_promised_values_read_back_until_the_range_is_written(cuda: Cuda) -> Non
     assert cuda.read(block, 4) == bytes(4)
 
 
-@on_standin("values=random")
-def test_random_values_are_0_or_1_in_every_eighth_byte(cuda: Cuda) -> None:
-    block, data = cuda.get("cudaMalloc", 8192), b"\x05" * 64
-    drawn = cuda.read(block, 8192)
-    assert set(drawn[::8]) == {0, 1}
-    assert {byte for i, byte in enumerate(drawn) if i % 8} == {0}
-    cuda.do("cudaMemcpy", block, data, 64, TO_DEVICE)
-    assert cuda.read(block, 64) == data
-
-
 @on_standin("values=copied")
 def test_copied_values_come_from_fills_and_from_copies_of_any_size(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", 2 * MIB), bytes(range(256)) * 4096
@@ -287,31 +277,6 @@ def test_graph_whose_memory_was_freed_is_a_fault_to_launch(cuda: Cuda) -> None:
 
 
 # --- other libraries
-
-
-@on_standin()
-def test_workspaces_of_decompositions_equal_lapack_sizes(cuda: Cuda) -> None:
-    sizes = {
-        "cusolverDnSgetrf_bufferSize": (0, 1000, 500, 0, 1000),
-        "cusolverDnDgeqrf_bufferSize": (0, 1000, 500, 0, 1000),
-        "cusolverDnCgesvd_bufferSize": (0, 1000, 500),
-        "cusolverDnSsyevd_bufferSize": (0, 1, 0, 300, 0, 300, 0),
-    }
-    found = [cuda.get(name, *given, kind=ctypes.c_int, first=False) for name, given in sizes.items()]
-    assert found == [64_000, 32_000, 97_000, 1 + 6 * 300 + 2 * 300 * 300]
-    on_device, on_host = ctypes.c_size_t(), ctypes.c_size_t(7)
-    double = 1
-    outputs = (ctypes.byref(on_device), ctypes.byref(on_host))
-    cuda.do("cusolverDnXpotrf_bufferSize", 0, 0, 0, 1000, double, 0, 1000, double, *outputs)
-    assert (on_device.value, on_host.value) == (8 * 64_000, 0)
-    left = cuda.get("cusparseCreateCsr", 10, 20, 7, 0, 0, 0, 0, 0, 0, 0)
-    assert cuda.get("cusparseSpSV_bufferSize", 0, 0, 0, left, 0, 0, 0, 0, 0, first=False) == 7 * 12
-    cuda.do("cusparseDestroySpMat", left)
-    for length, complex_type, bytes_ in ((1000, 5, 16 * 3 * 1000), (1009, 4, 8 * 3 * 2 * 2048)):
-        lengths = (ctypes.c_longlong * 1)(length)
-        plan = (0, 1, lengths, 0, 1, 0, 4, 0, 1, 0, 4, 3, ctypes.byref(on_device), complex_type)
-        cuda.do("cufftXtMakePlanMany", *plan)
-        assert on_device.value == bytes_
 
 
 # --- devices

@@ -100,16 +100,6 @@ def test_infeasible_capacities_are_proven(size: list[int], capacities: tuple[int
     assert plan.stopped_by == ("proof" if says == "a search found none" else "bound")
 
 
-def test_plan_not_found_has_status_unknown() -> None:
-    rng = np.random.default_rng(1)
-    start = rng.integers(0, 300, 400)
-    buffers = Buffers.of(start, start + rng.integers(1, 60, 400), rng.integers(1, 999, 400))
-    half = peak_load(buffers) // 2
-    plan = solve(buffers, capacity=(half, half + 1), stop=Stop(nodes=100_000))
-    assert (plan.status, plan.offset) == (Status.UNKNOWN, None)
-    assert "within the arenas" in plan.reason
-
-
 def many(n: int, *, period: int | None = None) -> Buffers:
     rng = np.random.default_rng(3)
     start = rng.integers(0, n, n)
@@ -148,17 +138,6 @@ def test_fixed_offset_outside_all_arenas_is_infeasible(offset: int) -> None:
 def test_invalid_capacities_are_refused(capacity: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         solve(Buffers.of([0], [1], [1]), capacity=capacity)
-
-
-def test_single_capacity_in_a_list_is_a_single_arena() -> None:
-    buffers = Buffers.of([0], [1], [5])
-    each: list[Any] = [[5], np.int64(5)]
-    for capacity in each:
-        plan = solve(buffers, capacity=capacity)
-        assert (plan.arena_bytes, plan.arenas) == (5, ())
-    arena, offset = plan.in_arenas()
-    assert (arena.tolist(), offset.tolist()) == ([[0]], [[0]])
-    assert solve(buffers, capacity=[4]).status is Status.INFEASIBLE
 
 
 def test_solvers_for_a_single_arena_refuse_several() -> None:
@@ -333,31 +312,6 @@ def test_never_is_never() -> None:
     plan = solve_streams(triangle(), wait_bytes=NEVER, capacity=2 << 20, stop=FEW)
     assert plan.status is Status.INFEASIBLE
     assert solve_streams(triangle(), wait_bytes=NEVER, stop=FEW).arena_bytes == 3 << 20
-
-
-@pytest.mark.parametrize("streams", [2, 8, 40])
-def test_number_of_solves_is_bounded_for_any_number_of_streams(
-    streams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-
-    def counted(*args: Any, **how: Any) -> Plan:
-        made.append(args)
-        return solve(*args, **how)
-
-    monkeypatch.setattr("solvers.packing.streams.solve", counted)
-    rng = np.random.default_rng(streams)
-    start = np.arange(400)
-    buffers = Buffers.of(
-        start,
-        start + rng.integers(1, 40, 400),
-        rng.integers(1, 1000, 400) * 512,
-        stream=rng.integers(0, streams, 400),
-        period=400,
-    )
-    plan = solve_streams(buffers, wait_bytes=64, stop=Stop(nodes=1000), solver="first_fit")
-    check(plan, buffers)
-    assert len(made) <= OPTIONS.stream_plans
 
 
 @pytest.mark.parametrize("way", ["interrupt", "Ctrl-C"])

@@ -78,14 +78,6 @@ def test_no_capacity_below_the_largest_buffer_is_enough(solver: str, capacity: i
     assert plan.reason == f"lower bound 10 > capacity {capacity}"
 
 
-@EVERY_SOLVER
-def test_identical_buffers_are_planned(solver: str) -> None:
-    buffers = Buffers.of(np.arange(2000), np.arange(2000) + 50, 512)
-    plan = solve(buffers, solver=solver)
-    check(plan, buffers)
-    assert (plan.arena_bytes, plan.status) == (512 * 50, Status.OPTIMAL)
-
-
 def holds(plan: Plan, buffers: Buffers) -> None:
     """Assert that a stopped plan is valid, or that no plan was found and the plan says so."""
     if plan.offset is None:

@@ -115,14 +115,6 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
     return path
 
 
-def test_file_from_before_the_column_of_nodes_is_read(tmp_path: Path) -> None:
-    table = pq.read_table(stored(tmp_path))
-    said = {key: value for key, value in table.schema.metadata.items() if key != b"plan.nodes"}
-    assert len(said) == len(table.schema.metadata) - 1
-    pq.write_table(table.replace_schema_metadata(said), tmp_path / "older")
-    assert read_plan(tmp_path / "older")[0].nodes == 0
-
-
 @pytest.mark.parametrize(
     ("arenas", "says"),
     [

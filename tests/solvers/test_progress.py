@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instances import crossing, hard, tight
+from instances import crossing, hard
 
 from solvers import SOLVERS, Plan, Progress, Status, Stop, check, lower_bound, solve
 from solvers.packing.options import OPTIONS
-from solvers.packing.progress import Budget, ProgressTotal
+from solvers.packing.progress import ProgressTotal
 from solvers.packing.rotation import Attempts, columns_to_try
 from solvers.packing.streams import NEVER, solve_streams
 from traces.buffers import Buffers
@@ -28,13 +28,6 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report progress at each check of the limits."""
     options = dataclasses.replace(OPTIONS, report_pause=0.0)
     monkeypatch.setattr("solvers.packing.progress.OPTIONS", options)
-
-
-def rotating() -> Buffers:
-    """Buffers of several lengths and odd sizes that outlive the iteration: several column counts."""
-    random = np.random.default_rng(2)
-    start = np.sort(random.integers(0, 40, 40))
-    return Buffers.of(start, start + random.integers(10, 60, 40), random.integers(1, 50, 40), period=40)
 
 
 def check_reports(reports: list[Progress], plan: Plan) -> None:
@@ -64,48 +57,6 @@ def test_every_solver_reports_progress_in_the_callers_thread(solver: str) -> Non
     check_reports(reports, plan)
 
 
-def test_progress_is_reported_without_improvements() -> None:
-    reports, better = list[Progress](), list[Plan]()
-    stop = Stop(nodes=60_000_000)
-    buffers = tight(1500, 3)
-    plan = solve(
-        buffers, solver="greedy", stop=stop, on_progress=reports.append, on_improvement=better.append
-    )
-    check_reports(reports, plan)
-    last = reports[-1]
-    assert last.arena_bytes == plan.arena_bytes
-    assert last.lower_bound_bytes == plan.lower_bound_bytes
-    assert last.gap == plan.gap > 0
-    since = {progress.nodes for progress in reports if progress.arena_bytes == plan.arena_bytes}
-    assert len(since) > 1
-    assert len({progress.nodes for progress in reports}) > len(better)
-
-
-def test_progress_is_reported_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    now = 0.0
-    monkeypatch.setattr("solvers.packing.progress.time.perf_counter", lambda: now)
-    reports = list[float]()
-    budget = Budget(Stop())
-    budget.report = lambda: reports.append(now)
-    while now < 1:
-        now += 1 / 128
-        assert budget.reached_limit() == ""
-    assert 5 <= len(reports) <= 10
-    assert all(after - before >= 0.1 for before, after in itertools.pairwise([0.0, *reports]))
-
-
-def test_numbers_of_columns_are_added_up() -> None:
-    buffers, reports = rotating(), list[Progress]()
-    assert len(columns_to_try(buffers)) > 2
-    plan = solve(buffers, stop=FEW, solver="greedy", on_progress=reports.append)
-    check_reports(reports, plan)
-    assert plan.stopped_by == "nodes"
-    assert reports[-1].nodes > FEW.nodes // 2  # type: ignore[operator]
-    assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
-    assert reports[-1].arena_bytes == plan.arena_bytes
-
-
 def test_bound_proven_for_a_column_count_is_not_reported_for_all() -> None:
     random, reports = np.random.default_rng(11), list[Progress]()
     start = random.integers(0, 8, 6)
@@ -126,18 +77,6 @@ def test_arena_of_several_groups_is_reported_once_all_have_plans() -> None:
     assert arenas[-1] == plan.arena_bytes
     assert {progress.lower_bound_bytes for progress in reports} == {lower_bound(buffers)}
     assert [progress.gap is None for progress in reports] == [arena is None for arena in arenas]
-
-
-@pytest.mark.parametrize("price", [0, NEVER])
-def test_attempts_with_streams_apart_and_together_are_added_up(price: int) -> None:
-    buffers, reports = hard(stream=np.arange(120) % 3), list[Progress]()
-    plan = solve_streams(buffers, wait_bytes=price, stop=FEW, solver="greedy", on_progress=reports.append)
-    check(plan, buffers)
-    check_reports(reports, plan)
-    assert reports[-1].lower_bound_bytes == plan.lower_bound_bytes
-    assert reports[-1].nodes > plan.nodes // 2
-    smallest = min(progress.arena_bytes for progress in reports if progress.arena_bytes is not None)
-    assert smallest == reports[-1].arena_bytes == plan.arena_bytes
 
 
 def test_bound_raised_by_a_search_is_reported() -> None:

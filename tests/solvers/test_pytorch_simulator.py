@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from recordings import MIB, check_simulation, event_traces, random_trace, recording_of, trace_of
 
 from solvers.simulators import judge, simulate
-from solvers.simulators.pytorch import PyTorch
 from traces.errors import TraceError
 from traces.formats.snapshot import read_snapshot
 from traces.trace import EventType, Trace
@@ -111,17 +110,6 @@ def test_invalid_settings_are_named(conf: str, what: str) -> None:
         simulate(trace_of([]), "pytorch", conf=conf)
 
 
-def test_expandable_segments_setting_must_agree_with_the_allocator() -> None:
-    simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:True")
-    with pytest.raises(ValueError, match=r"expandable_segments:False is the allocator pytorch$"):
-        simulate(trace_of([]), "pytorch_expandable", conf="expandable_segments:False")
-
-
-def test_division_lists_need_sixteen_numbers() -> None:
-    with pytest.raises(ValueError, match="has 3 numbers, not 16"):
-        PyTorch(roundup_power2_divisions=(1, 2, 4))
-
-
 SNAPSHOTS = Path(__file__).parents[3] / "shared" / "bench" / "pytorch_snapshots"
 SHIFT = 1 << 45
 #: Of each snapshot: rows of the first state, segments, allocs, events.
@@ -188,24 +176,6 @@ def test_inferred_initial_state_of_large_requests_is_consistent(trace: Trace, pa
             alive.add(row)
 
 
-def test_start_of_a_free_block_is_inferred_from_requests_placed_elsewhere() -> None:
-    """Behind a buffer of 4 MiB in a block of 4.5 are 3 MiB free, not 3.5: 3.25 MiB go elsewhere."""
-    half, quarter = MIB // 2, MIB // 4
-    steps = [(0, 4 * MIB + half, 0), (0, 3 * MIB, 0), (0, 12 * MIB + half, 0)]  # all of a segment
-    steps += [(1, 0, 0), (0, 4 * MIB, 0), (1, 0, 0), (0, 3 * MIB + quarter, 0)]
-    truth = simulate(trace_of(steps), "pytorch")
-    assert len(truth.segments) == 2
-    judged = judge(recording_of(truth, 6, SHIFT))
-    assert judged.exact
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_crowded_large_pool_is_inferred_from_the_middle_on(seed: int) -> None:
-    trace = random_trace(seed, 2500, largest=5 * MIB)
-    large = Trace.of(trace.kind, trace.buffer, trace.size + (trace.kind == EventType.ALLOC) * MIB)
-    assert judge(recording_of(simulate(large, "pytorch"), 900, SHIFT)).exact
-
-
 def test_recording_under_other_rules_is_judged_inexact() -> None:
     trace = random_trace(4, 1500, largest=60 * MIB)
     recording = recording_of(simulate(trace, "pytorch", max_split_size_mb=24), shift=SHIFT)
@@ -228,16 +198,6 @@ def test_recorded_settings_are_used_by_the_judge() -> None:
     text = "max_split_size_mb:24,roundup_power2_divisions:[1:0,32:4,>:4]"
     told = {"setting.PYTORCH_CUDA_ALLOC_CONF": text}
     assert judge(dataclasses.replace(recording, metadata={**recording.metadata, **told})).exact
-
-
-@pytest.mark.parametrize(
-    "value", ["", "-1", str(2**64 - 1), "[]", "{}", "[" * 100_000, '{"1": null}', "1e400", "null"]
-)
-def test_unreadable_settings_are_ignored(value: str) -> None:
-    recording = recording_of(simulate(random_trace(4, 200), "pytorch"), shift=SHIFT)
-    names = ("max_split_size", "roundup_power2_divisions", "PYTORCH_CUDA_ALLOC_CONF")
-    metadata = {**recording.metadata, **{f"setting.{name}": value for name in names}}
-    assert judge(dataclasses.replace(recording, metadata=metadata)).exact
 
 
 @settings(max_examples=100)

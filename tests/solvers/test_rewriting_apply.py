@@ -55,13 +55,6 @@ def test_value_read_before_its_producer_is_refused() -> None:
         graph.with_columns(producer=late)
 
 
-def test_two_graphs_are_the_same_only_in_every_column() -> None:
-    graph = chain(4)
-    assert graph.same_as(chain(4))
-    assert not graph.same_as(graph.with_columns(size=graph.size + 1))
-    assert not graph.same_as(graph.with_columns(kinds=("other",)))
-
-
 @st.composite
 def decided(draw: st.DrawFn) -> tuple[Graph, Rewriting]:
     graph = draw(graphs())

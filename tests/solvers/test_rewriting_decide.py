@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from functools import partial
 
 import numpy as np
@@ -13,11 +12,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rewriting_graphs import chain, graph_of, graphs, reverted, rewritings
-from rewriting_models import attention, least_seconds, limited_net, slow_loads, slow_seconds, small_net
+from rewriting_models import least_seconds, limited_net, slow_loads, slow_seconds, small_net
 from swap_steps import links, schedules
 
 from solvers.errors import PlanError
-from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
+from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
 from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.rewriting.decide import Decider, decide, least_limit
 from solvers.rewriting.judge import simulate
@@ -65,16 +64,6 @@ def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
             decide(graph, limit, link, outside_bytes=100)
 
 
-def test_swapping_everything_keeps_values_away_between_uses():
-    graph, link = chain(8), Link.of_rate(1e9)
-    made = Decider(graph, link).offload_everything()
-    assert {offload.value for offload in made.rewriting.offloads} == set(range(1, 7))  # 7 is read at once
-    assert made.peak_bytes == least_limit(graph, link)[0]
-    assert Decider(graph, link, host_limit=made.host_bytes).offload_everything().peak_bytes == made.peak_bytes
-    with pytest.raises(PlanError, match=rf"needs {made.host_bytes} bytes on the host"):
-        Decider(graph, link, host_limit=made.host_bytes - 1).offload_everything()
-
-
 def test_decision_without_host_memory_recomputes():
     graph, link = chain(12), Link.of_rate(1e9)
     made = decide(graph, simulate(graph, link).peak_bytes * 3 // 4, link, host_limit=0)
@@ -92,31 +81,6 @@ def test_host_limit_is_kept():
     assert tight.host_bytes <= 4 << 20 <= free.host_bytes
     with pytest.raises(PlanError, match="on the host"):
         decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
-
-
-@pytest.mark.parametrize(
-    ("seed", "host_limit"),
-    [(1, 2), (2, 2), *(pytest.param(4, host, marks=pytest.mark.full) for host in (2, 5))],
-)
-def test_refusal_with_a_small_host_names_a_sufficient_host_limit(seed, host_limit):
-    graph, link = small_net(seed), Link.of_rate(1e9)
-    least, peak = least_limit(graph, link)[0], simulate(graph, link).peak_bytes
-    held = []
-    for limit in range(least, peak + 1):
-        try:
-            decide(graph, limit, link, host_limit=host_limit)
-        except PlanError as error:
-            refused = error
-            held.append(False)
-        else:
-            held.append(True)
-            continue
-        assert refused.least_bytes is None
-        enough = int(re.findall(r"with (\d+) on the host, or fewer, one does", str(refused))[0])
-        assert enough > host_limit
-        assert decide(graph, limit, link, host_limit=enough).peak_bytes <= limit
-    assert held == sorted(held)
-    assert held[-1]
 
 
 def test_random_values_and_excluded_values_are_left_alone():
@@ -153,33 +117,6 @@ def test_copy_uses_the_link_or_program_calls_by_its_size(own_bytes: int, size: i
         assert link.out(sizes) == (0.0 if own else LINK.out(sizes))
         assert link.back(sizes) == (0.0 if own else LINK.back(sizes))
         assert calls.seconds_of(sizes) == (3.0 + 0.5 * size if own else 5.0)
-
-
-def test_copies_cost_program_time_and_operations_keep_theirs() -> None:
-    graph, calls = chain(3, size=8), CopyOverhead(5.0, 8, 3.0, 0.5)
-    made = calls.applied_to(
-        apply_rewriting(graph, Rewriting((Offload(1, (Reload((4,), -1),), after=0, release=2),)))
-    )
-    copies = np.isin(made.role, (Role.OFFLOAD, Role.RELOAD))
-    assert made.seconds[copies].tolist() == [7.0, 7.0]
-    assert made.seconds[~copies].tolist() == graph.seconds.tolist()
-    timed = simulate(made, calls.overlapped(LINK))
-    assert timed.stall_seconds == 0
-    assert timed.seconds == pytest.approx(graph.seconds.sum() + 14.0)
-
-
-def test_values_quicker_to_copy_than_to_recompute_are_swapped() -> None:
-    """No price a byte separates them: per byte, recomputing the small values takes longer."""
-    depth, big, small = 64, 1 << 20, 1 << 16
-    graph = chain(depth)
-    layer = np.arange(1, len(graph.size))
-    even = np.concatenate([[False], (layer <= depth) & (layer % 2 == 0)])
-    graph = graph.with_columns(size=np.where(even, small, big), seconds=np.where(even[1:], 40e-6, 500e-6))
-    calls = CopyOverhead(0.0, 1 << 62, 20e-6, 1e-10)
-    chooser = Decider(graph, calls.overlapped(Link(0.0, 0.0, 0.0, 0.0)), overhead=calls)
-    made = chooser.decide(chooser.least()[0] + big + 2 * small)
-    assert made.rewriting.recomputed
-    assert set(made.rewriting.recomputed) <= set(np.flatnonzero(even).tolist())
 
 
 @settings(max_examples=10)
@@ -247,9 +184,6 @@ def test_leaving_arriving_and_given_values_count_only_while_needed():
     assert simulate_with_pause(late, Pause(arriving=(1,)), link).load.tolist() == [5, 10]
 
 
-NOTHING = Link.of_rate(1.0)  # a link so slow that nothing moves
-
-
 def _cost(graph: Graph, chosen: tuple[int, ...], price: np.ndarray) -> float:
     """Return the seconds of repeated operations plus the prices of other values read by the backward pass."""
     made = apply_rewriting(graph, Rewriting(recomputed=chosen))
@@ -304,23 +238,6 @@ def test_unrepeatable_view_keeps_its_base():
     assert cuts.cheapest(np.full(4, 100.0))[0] == ()
     free = graph.with_columns(repeatable=np.ones(3, bool))
     assert RecomputeCuts(free, np.ones(4, bool)).cheapest(np.full(4, 100.0))[0] == (1,)
-
-
-def test_intermediates_of_additive_attention_are_recomputed():
-    """Meng et al. (2017): memory grows as T x B x H instead of T x T x B x H."""
-    plain, least = {}, {}
-    for steps in (16, 32):
-        graph, large = attention(steps, 1 << 16)
-        plain[steps] = simulate(graph, NOTHING).peak_bytes
-        made = decide(graph, plain[steps] * 9 // 20, NOTHING)
-        assert set(made.rewriting.recomputed) <= set(large)
-        assert not made.rewriting.offloads
-        assert made.seconds < 1.01 * made.plain_seconds
-        least[steps] = simulate(
-            apply_rewriting(graph, Rewriting(recomputed=tuple(large))), NOTHING
-        ).peak_bytes
-    assert plain[32] > 3.5 * plain[16]
-    assert least[32] < 2.2 * least[16]
 
 
 @given(st.data(), graphs(), links())

@@ -134,15 +134,6 @@ def test_sizes_are_rounded_to_the_allocators_alignment() -> None:
     assert step_of(program.trace(alignment="512")).peak_bytes == 1024
 
 
-def test_times_may_be_given() -> None:
-    program = Program()
-    made = program.operation(0, 100, [])
-    program.operation(1, 300, [made])
-    trace = program.trace()
-    assert step_of(trace, bandwidth=100.0).seconds.tolist() == [1.0, 4.0]
-    assert step_of(trace, seconds=lambda step: np.full(len(step), 2.0)).duration == 4.0
-
-
 def test_trace_without_accesses_or_time_is_refused() -> None:
     silent = Trace.of([EventType.ALLOC, EventType.FREE], [0, 0], [4, 0])
     with pytest.raises(PlanError, match="no reads and writes"):
@@ -210,23 +201,6 @@ def test_tightened_buffer_is_on_the_device_no_longer_than_its_copies_need() -> N
         assert (made.release.tolist(), made.fetch.tolist()) == ([gone], [back])
 
 
-def test_placement_stops_at_the_first_good_schedule() -> None:
-    step = step_from([1.0] * 16, [(4, [(i, True), (15 - i, False)]) for i in range(8)])
-    planner = OffloadPlanner(step, Link(0.0, 0.5, 0.0, 0.5), least_bytes=0)
-    swap = planner.hold(planner.floor()[0] + 4)
-    assert swap.stall_seconds > 0
-    placed = list[Schedule]()
-
-    def arena(schedule: Schedule) -> int:
-        placed.append(schedule)
-        return 1 << 40
-
-    reduce_fragmentation(planner, swap, arena, within=2.0**40)
-    assert len(placed) == 1
-    reduce_fragmentation(planner, swap, arena, within=0.0)
-    assert len(placed) > 2
-
-
 @given(st.data())
 @settings(max_examples=30)
 def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
@@ -243,14 +217,6 @@ def test_later_copy_out_changes_no_load_and_takes_no_more_host_memory(
     assert (replay(step, link, made).host_load <= replay(step, link, at_once).host_load).all()
 
 
-def test_copy_out_with_spare_time_is_delayed_at_no_cost() -> None:
-    step, link = step_from([1.0] * 10, [(4, [(0, True), (9, False)])]), Link(0.0, 0.2, 0.0, 0.2)
-    schedule = Schedule(*([one] for one in (0, 0, 0, 6, 7, 9, True)))
-    later = delay_offloads(step, link, schedule, np.zeros(10))
-    assert later.out.tolist() == [4]
-    assert replay(step, link, later).stall_seconds == 0
-
-
 @given(st.data(), st.integers(0, 2**32))
 @settings(max_examples=30)
 def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int) -> None:
@@ -264,14 +230,6 @@ def test_earlier_copy_back_stays_within_the_limit(data: st.DataObject, seed: int
     assert (after.load <= np.maximum(before.load, limit)).all()
     assert (sooner.fetch <= schedule.fetch).all()
     assert (sooner.fetch[waited == 0] == schedule.fetch[waited == 0]).all()
-
-
-def test_copy_back_is_requested_earlier_by_its_stall() -> None:
-    step = step_from([1.0] * 10, [(4, [(0, True), (9, False)]), (4, [(1, True), (5, False)])])
-    schedule = Schedule(*([one] for one in (0, 0, 0, 2, 9, 9, True)))
-    assert advance_reloads(step, schedule, np.array([2.5]), 8).fetch.tolist() == [6]
-    assert advance_reloads(step, schedule, np.array([2.5]), 7).fetch.tolist() == [6]
-    assert advance_reloads(step, schedule, np.array([9.0]), 7).fetch.tolist() == [6]  # no room before
 
 
 FREE = Link(0.0, 0.0, 0.0, 0.0)
@@ -345,19 +303,6 @@ def test_duplicate_move_is_refused() -> None:
         replay(chain(), FREE, twice)
 
 
-def test_value_only_read_since_its_copy_need_not_be_copied_again() -> None:
-    link = Link(1.0, 0.0, 0.0, 0.0)
-    both = Schedule(*np.array([[0, 0], [0, 4], [0, 4], [2, 5], [3, 7], [4, 8]]), np.array([True, False]))
-    found = replay(chain(), link, both)
-    assert found.stall_seconds == 0
-    assert found.moved_bytes == 4
-    assert found.returned_bytes == 8
-    assert found.host_load.tolist() == [4] * 9 + [0]
-    alone = both.select(np.array([1]))
-    with pytest.raises(PlanError, match="no copy"):
-        replay(chain(), link, alone)
-
-
 def good_copies(step: Step, schedule: Schedule) -> list[bool]:
     """Return for each move whether the host has a copy at the begin, by walking back over the accesses."""
     k, good = len(step), []
@@ -387,14 +332,6 @@ def test_skippable_copies_equal_a_walk_along_the_accesses(data: st.DataObject) -
         copied[row] = False
         with pytest.raises(PlanError, match=f"move {row} .* no copy"):
             replay(step, link, dataclasses.replace(schedule, copied=copied))
-
-
-def test_a_single_engine_makes_all_copies_of_a_half_duplex_link() -> None:
-    step = step_from([1.0] * 10, [(4, [(4, True), (9, False)]), (4, [(0, True), (6, False)])])
-    both = Schedule(*np.array([[0, 1], [4, 0], [4, 0], [6, 2], [8, 5], [9, 6]]), np.array([True, True]))
-    link = Link(0.0, 0.25, 0.0, 0.25)
-    assert replay(step, link, both).stall_seconds == 0
-    assert replay(step, dataclasses.replace(link, duplex=False), both).stall_seconds == 1.0
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -15,7 +15,7 @@ from mempool import _core
 T = TypeVar("T")
 #: Modes of captures and of threads towards them.
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
-OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 100, 1, 4, 3
+OUT_OF_MEMORY, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 1, 4, 3
 #: Functions that get memory, by its kind.
 GETS_MEMORY = {
     "plain": ("cuMemAlloc_v2",),
@@ -30,7 +30,6 @@ _ARGUMENTS = {
     "set_alignment": "z",
     "set_lockable": "z",
     "set_attribute": "iii",
-    "set_version": "i",
     "set_granularity": "z",
     "fail": "siii",
     "slow": "si",
@@ -56,7 +55,6 @@ _ARGUMENTS = {
     "live_bytes": "i>z",
     "peak_bytes": "i>z",
     "live_allocations": ">z",
-    "live_events": ">z",
     "live_memories": ">z",
     "live_streams": ">i",
     "page_faults": "i>z",
@@ -126,10 +124,6 @@ class FakeCuda:
 
     def set_attribute(self, attribute: int, value: int, device: int = 0) -> None:
         self._call("set_attribute", device, attribute, value)
-
-    def set_version(self, version: int) -> None:
-        """Of the driver, as 12080 for 12.8."""
-        self._call("set_version", version)
 
     def set_granularity(self, granularity: int) -> None:
         """Of pages, in bytes."""
@@ -234,10 +228,6 @@ class FakeCuda:
     @property
     def live_allocations(self) -> int:
         return self._call("live_allocations")
-
-    @property
-    def live_events(self) -> int:
-        return self._call("live_events")
 
     @property
     def live_memories(self) -> int:

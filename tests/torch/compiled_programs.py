@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch.partitioners import default_partition
 
 from mempool.torch.compiled.backend import register
+from mempool.torch.compiled.graph import CapturedGraph, capture
+from mempool.torch.compiled.joint_graph import GraphPair, JointGraph, MergedGraph, join
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 
 register()
@@ -29,6 +32,14 @@ def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **oth
     torch._dynamo.reset()
     RUNTIME.counters = TransferCounters()
     return torch.compile(function, backend="mempool", options=options, **others)
+
+
+def partitioned(joint: JointGraph) -> tuple[MergedGraph, CapturedGraph]:
+    """Partition a joint graph; return the merged graph and its capture."""
+    inputs = [node.meta["val"] for node in joint.module.graph.find_nodes(op="placeholder")]
+    halves = default_partition(joint.module, inputs, num_fwd_outputs=joint.forward_outputs)
+    merged = join(GraphPair(*halves, joint.forward_outputs))
+    return merged, capture(merged.module, joint.forward_outputs)
 
 
 def trained(

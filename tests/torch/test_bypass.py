@@ -63,7 +63,7 @@ def same(program: Any, seed: int, share: float) -> None:
         def disturb() -> None:
             assert mode.bypass is not None
             if mode.bypass.is_open and choose.random() < 0.2:
-                mode.close_bypass()
+                mode.operations.close_bypass()
             elif not mode.bypass.is_open and choose.random() < 0.5:
                 mode.bypass.open()
             mode.disturb()
@@ -116,8 +116,8 @@ def test_training_is_identical_and_nearly_all_operations_are_bypassed() -> None:
 def known(pool: Any) -> dict[int, Any]:
     """What is known once operations are seen again: all that lives."""
     mode = mode_of(pool)
-    mode.close_bypass()
-    mode.remove_dead()
+    mode.operations.close_bypass()
+    mode.operations.remove_dead()
     found = dict(mode.storages.records)
     rooms = sum(record.rounded_bytes for record in found.values())
     assert rooms - mode.storages.foreign_bytes == pool.client.stats()["live"]["current"]
@@ -172,7 +172,7 @@ def test_partly_bypassed_iteration_is_not_recorded() -> None:
 
         seen = order()
         half = loop.net(torch.ones(256, 64))
-        mode.close_bypass()
+        mode.operations.close_bypass()
         half.square().mean().backward()
         loop.optimizer.step()
         after = pool.report().values["swapping"]
@@ -183,7 +183,7 @@ def test_partly_bypassed_iteration_is_not_recorded() -> None:
         loop.step()
         assert order() == seen + 1
         bypass_of(pool).open()
-        mode.close_bypass()
+        mode.operations.close_bypass()
         with pool.iteration():  # which is seen from its beginning on
             loop.step()
         assert order() == seen + 2
@@ -210,7 +210,7 @@ def test_pool_plans_while_operations_are_bypassed() -> None:
         hits(pool, loop, 60)
         assert hits(pool, loop, 30) > 0.9
         assert bypass_of(pool).is_open
-        mode_of(pool).close_bypass()
+        mode_of(pool).operations.close_bypass()
         assert mode_of(pool).headroom.holds_arena
         assert pool.client.pool.stats()["arena_bytes"] > 0
 

@@ -32,7 +32,7 @@ def test_unwritten_storage_is_not_registered_even_with_a_view(open_pool: Any) ->
         blank, viewed, written = torch.empty(2048), torch.empty(2048), torch.ones(2048)
         view = viewed.view(2, 1024)
     mode = mode_of(open_pool)
-    mode.close_bypass()
+    mode.operations.close_bypass()
     found = [mode.storages.find(one.untyped_storage()) for one in (blank, viewed, written)]
     assert [one is not None for one in found] == [False, False, True]
     del view, found
@@ -44,14 +44,14 @@ def test_written_storage_is_evictable(open_pool: Any) -> None:
     for _ in range(3):
         learned.add_(1)
     tensors = [torch.empty(2048 + i).fill_(4) for i in range(8)]  # no two alike: each is seen
-    assert mode.unwritten == {}
+    assert mode.operations.unwritten == {}
     seen = torch.empty(4000)
-    assert len(mode.unwritten) == 1
+    assert len(mode.operations.unwritten) == 1
     before = bypass_of(open_pool).passed
     seen.add_(1)  # passes by
     assert bypass_of(open_pool).passed == before + 1
-    mode.close_bypass()
-    assert mode.unwritten == {}
+    mode.operations.close_bypass()
+    assert mode.operations.unwritten == {}
     mode.eviction.clear(set(), 0)
     assert [resident_bytes(mode, one) for one in (*tensors, seen)] == [0] * 9
     assert all(one.mean().item() == 4 for one in tensors)
@@ -83,7 +83,7 @@ def test_ctrl_c_while_opening_leaves_storages_in_place(
     open_pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode, bypass, x = mode_of(open_pool), bypass_of(open_pool), torch.ones(MIB)
-    mode.close_bypass()
+    mode.operations.close_bypass()
     for _ in range(3):
         x + 1
     library = bypass._library
@@ -106,12 +106,12 @@ def broken_after(act: Any) -> Any:
 def test_nothing_is_evicted_while_the_bypass_is_open(open_pool: Any) -> None:
     mode = mode_of(open_pool)
     x = torch.ones(MIB)
-    mode.record_of(x, x.untyped_storage())
+    mode.operations.record_of(x, x.untyped_storage())
     record = mode.storages.find(x.untyped_storage())
     assert record is not None
     mode.eviction.clear(set(), 0)
     assert resident_bytes(mode, x) == 4 * MIB
-    mode.close_bypass()
+    mode.operations.close_bypass()
     mode.eviction.clear(set(), 0)
     assert resident_bytes(mode, x) == 0
     assert x.sum().item() == MIB
@@ -120,14 +120,14 @@ def test_nothing_is_evicted_while_the_bypass_is_open(open_pool: Any) -> None:
 
 def test_unseen_writes_survive_an_eviction(open_pool: Any) -> None:
     mode, x = mode_of(open_pool), torch.ones(MIB)
-    mode.close_bypass()
+    mode.operations.close_bypass()
     x.add_(1)
     mode.eviction.clear(set(), 0)  # there is a copy now
     x.sum()
     bypass_of(open_pool).open()
     for _ in range(3):
         x.add_(1)
-    mode.close_bypass()
+    mode.operations.close_bypass()
     mode.eviction.clear(set(), 0)
     assert resident_bytes(mode, x) == 0
     assert x[0].item() == 5

@@ -110,16 +110,6 @@ def test_reads_of_numbers_are_named(fitted: Any) -> None:
     assert "the program reads some at train.py:21, and a size or a branch" in answer["warnings"][0]
 
 
-def test_buffer_inside_the_kernel_of_a_loss_is_where_the_loss_is(fitted: Any) -> None:
-    """PyTorch computes the loss of each element in a buffer beside the result's storage."""
-    step = ("loss = F.mse_loss(model(x{0}), torch.zeros(96, V){0})", *STEP)
-    on_cpu = loop(*step).replace("{0}", "")
-    on_gpu = loop(*step).replace("{0}", ".cuda()").replace("sgd =", "model.cuda()\nsgd =")
-    assert fitted(on_gpu)["peak_bytes"] == pytest.approx(real_peak(on_cpu), rel=0.01)
-    on_host = on_gpu.replace("loss = ", "F.mse_loss(torch.zeros(999, V), torch.zeros(999, V)); loss = ")
-    assert fitted(on_host)["peak_bytes"] == fitted(on_gpu)["peak_bytes"]
-
-
 GENERATES = """
 import torch
 from torch import nn
@@ -153,61 +143,32 @@ def test_loop_that_ends_by_a_value_runs_to_its_bound_with_a_caveat(
     assert not any("yes" in line for line in rest)
 
 
-#: Programs that make no step: one waits, the other is in a callback that ignores exceptions most of the time.
-WAIT = "while not (model(x) > 2).any():\n    time.sleep(3)\n"
-CALLBACK = """
-for _ in range(150):
-    y = model(x)
-    owner = lambda: y
-    r = weakref.ref(owner, lambda _: time.sleep(0.4))
-    del owner
-"""
-
-
-@pytest.mark.parametrize("body", [WAIT, CALLBACK], ids=["wait", "callback"])
-def test_program_without_a_step_is_ended_after_some_time(tmp_path: Path, body: str) -> None:
+@pytest.mark.parametrize("body", ["time.sleep(60)", "try:\n        model(x)\n    except BaseException: pass"])
+def test_program_without_a_step_is_refused_after_some_time(tmp_path: Path, body: str) -> None:
     path = tmp_path / "waits.py"
-    path.write_text(f"{HEAD}import time, weakref\n{body}")
-    done = run_program(str(path), seconds=5)
-    assert any("no optimizer step within 5 s and was ended at" in caveat.reason for caveat in done.caveats)
+    path.write_text(f"{HEAD}import time\nwhile True:\n    {body}\n")
+    with pytest.raises(BrokenScriptError, match=r"waits\.py:\d+: no optimizer step within 3 s"):
+        run_program(str(path), seconds=3)
 
 
-def test_program_that_catches_the_end_of_its_time_is_ended(tmp_path: Path) -> None:
-    path = tmp_path / "stubborn.py"
-    path.write_text(
-        f"{HEAD}while True:\n    try:\n        model(x)\n    except BaseException:\n        pass\n"
+def test_program_that_catches_every_exception_ends_after_its_steps(fitted: Any) -> None:
+    body = (
+        "try:",
+        "    model(x).square().mean().backward()",
+        "    sgd.step()",
+        "except BaseException:",
+        "    pass",
     )
-    with pytest.raises(BrokenScriptError, match=r"stubborn\.py:\d+: it catches every exception"):
-        run_program(str(path), seconds=2)
-
-
-#: A model of 40 KiB, and data of 4 MiB of which a batch has 64 KiB.
-PLACES = """
-import torch
-from torch import nn
-model = nn.Linear(100, 100){model}
-adam = torch.optim.AdamW(model.parameters())
-data = torch.zeros(10000, 100)
-held = data * 2
-for at in range(3):
-    x = data[160 * at:160 * at + 160]{batch}
-    loss = (model(x) - torch.ones(160, 100, device=x.device)).square().mean()
-    loss.backward()
-    adam.step()
-    adam.zero_grad()
-"""
+    endless = loop(*body).replace("for step in range(8):", "while True:")
+    assert fitted(endless)["peak_bytes"] == fitted(loop(*body))["peak_bytes"]
 
 
 @no_cuda
-def test_host_memory_of_a_program_is_not_counted(fitted: Any) -> None:
-    """As far as the program puts model and batches on a device by name, CUDA's or the only one there is."""
-    cuda = fitted(PLACES.format(model=".cuda()", batch=".to('cuda', non_blocking=True)"))
-    named = fitted(PLACES.format(model=".to(torch.device('cpu'))", batch=".to('cpu')"))
-    unnamed = fitted(PLACES.format(model="", batch=""))
-    assert cuda["by_class_bytes"]["parameters"] == 40448 + 512
-    assert cuda["peak_bytes"] < 1 << 20
-    assert named["peak_bytes"] == cuda["peak_bytes"]
-    assert unnamed["peak_bytes"] > cuda["peak_bytes"] + (7 << 20)
+def test_memory_of_the_host_is_counted_and_said(fitted: Any) -> None:
+    step = loop("loss = model(x).square().mean()", *STEP)
+    more = fitted(step.replace("x, y =", "data = torch.zeros(1 << 20)\nx, y ="))
+    assert more["peak_bytes"] - fitted(step)["peak_bytes"] == 4 << 20
+    assert any("those of the host, such as a data set, count, too" in text for text in more["warnings"])
 
 
 @no_cuda
@@ -273,8 +234,6 @@ BAD = {
                "bad.py:20: it runs a model in another thread"),
     "LBFGS": ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())",
               "bad.py:20: LBFGS calls the model as often as values say"),
-    "endless": ("while True:\n    try: model(x).sum().backward(); sgd.step()\n    except BaseException: pass",
-                "bad.py:21: it catches every exception"),
 }  # fmt: skip
 
 
@@ -314,9 +273,8 @@ def test_options_of_a_model_are_refused_for_a_program(
     options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(["fit", "train.py", "--main", *options]) == 2
-    assert f"{options[0]} is of a model, and a program decides itself: name a function" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{options[0]} is of a model, and a program decides itself: give its own arguments" in said
 
 
 def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +282,7 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[Request] = []
     monkeypatch.setattr(program, "has_cuda_build", lambda: True)
     monkeypatch.setattr(program, "rehearse_request", lambda request, *_, **__: seen.append(request))
-    asked = ("--limit", "8GiB", "-a", "pytorch_expandable", "-a", "planned", "--processes", "2")
+    asked = ("--limit", "8GiB", "-a", "pytorch_expandable", "-a", "planned")
     assert call(["fit", "train.py", "--main", *asked, "--", "--bs", "4"]) == 0
     [request] = seen
     assert request.program == ("train.py", "--bs", "4")
@@ -332,6 +290,5 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert request.machine.card is not None
     assert (request.machine.card.name, request.machine.card.memory_bytes) == ("A100 80GB", 8 << 30)
     assert request.limit_bytes is None
-    assert request.options["ranks"] == 2
     assert call(["fit", "train.py", "--main", "-a", "bfc"]) == 2
     assert call(["fit", "train.py", "--main", "--margin", "kernels=0"]) == 2

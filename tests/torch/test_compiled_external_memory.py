@@ -48,23 +48,6 @@ class Late(nn.Module):
         return self.wide(row.repeat(32)).sin()
 
 
-class Skipped(nn.Module):
-    """Three graphs: a result of the first waits for the third, during the forward pass only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.layers = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x).sin()
-        beside = y.detach().repeat(1, 8) * 2
-        torch._dynamo.graph_break()
-        for layer in self.layers:
-            y = layer(y).sin()
-        torch._dynamo.graph_break()
-        return y + beside[:, :64]
-
-
 class Tied(nn.Module):
     """Two graphs that read one parameter: one gradient is pending during the other backward run."""
 
@@ -160,16 +143,6 @@ def accumulated(model: nn.Module, options: dict[str, Any]) -> Step:
     return step
 
 
-def with_optimizer(model: nn.Module, options: dict[str, Any]) -> Step:
-    """Train with Adam, whose state has twice the parameters' size."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
-    for one in model.parameters():
-        one.grad = torch.zeros_like(one)
-    optimizer.step()
-    run = once(model, options)
-    return lambda x, _=optimizer: run(x)
-
-
 def steps_of(
     pool: TensorPool, make: type[nn.Module], compile_step: Callable[..., Any], options: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[int]]:
@@ -207,13 +180,11 @@ def least_of(
 OPTIONS = {"inner": "eager", "link": "pcie3"}
 PROGRAMS = [
     (Late, once, 0.85, 0.999),
-    pytest.param(Skipped, once, 0.55, 0.999, marks=pytest.mark.full),
     (Regions, by_regions, 0.6, 0.85),
     pytest.param(Wide, twice, 0.75, 0.9, marks=pytest.mark.full),
     (Parts, by_parts, 0.75, 0.9),
     pytest.param(Wide, loss_outside, 0.9, 0.9, marks=pytest.mark.full),
     (Late, accumulated, 0.9, 0.9),
-    pytest.param(Late, with_optimizer, 0.9, 0.9, marks=pytest.mark.full),
 ]
 
 

@@ -20,27 +20,17 @@ from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.compiled.costs import MeasuredCosts
 from mempool.torch.compiled.graph import CapturedGraph, capture
-from mempool.torch.compiled.joint_graph import trace_joint
+from mempool.torch.compiled.joint_graph import MergedGraph, trace_joint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import functools
 import itertools
-from collections import Counter
 
-from compiled_programs import ALL, PLAIN, same, trained
-from graph_reader import GraphReader, partitioned
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from rewriting_graphs import rewritings
+from compiled_programs import ALL, PLAIN, partitioned, same, trained
 
-from mempool.torch.compiled.decide import decidable
+from mempool.torch.compiled import ops
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.runtime import RUNTIME
-from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
-from solvers.rewriting.decide import Decider
-from solvers.rewriting.judge import simulate
-from solvers.rewriting.pass_boundary import split_by_pass
-from solvers.swap import Link
+from solvers.rewriting import Graph, Offload, Reload, Rewriting
 
 
 class Step(nn.Module):
@@ -223,131 +213,53 @@ def test_recompilation_reuses_measured_costs(monkeypatch: pytest.MonkeyPatch) ->
     compile_once()
 
 
-def test_each_distinct_call_is_measured_once() -> None:
-    clock = MeasuredCosts(runs=1)
-    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)], nn.Embedding(4, 4))
-    model.forward = lambda x: model[-1](model[:4](x).long().clamp(0, 3)).sum() + model[:4](x).sum()
-    graph = captured(model, torch.randn(8, 16), seconds=clock).graph
-    products = named(graph, "addmm")
-    assert len(products) == 8
-    assert len({graph.seconds[i] for i in products}) == 1
-    assert (graph.seconds[products] > 0).all()
-    assert len(clock.known) < len(graph)
-
-
-LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
-
-
 def dense() -> nn.Module:
     norm = [nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.Tanh()]
     return nn.Sequential(*norm, nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
 
 
-class Attention(nn.Module):
-    """Attention with views of one tensor and a residual connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.all(x).view(16, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
-        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        result: torch.Tensor = self.out(y.transpose(1, 2).reshape(16 * 16, 32)) + x
-        return result
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout()
-    )
-
-
-MODELS: dict[str, Callable[[], nn.Module]] = {"dense": dense, "attention": Attention, "normed": normed}
-
-
-@functools.cache
-def joint(name: str) -> Any:
+def offloaded(release_early: bool) -> tuple[MergedGraph, CapturedGraph, list[Offload]]:
+    """Offload each value that the backward pass of `dense` reads; all reloads begin with that pass."""
     torch.manual_seed(0)
-    return trace_joint(MODELS[name](), (torch.randn(256, 32),), lambda y: y.square().mean())
+    joint = trace_joint(dense(), (torch.randn(256, 32),), lambda y: y.square().mean())
+    merged, found = partitioned(joint)
+    graph, offloads = found.graph, []
+    turn = int(np.argmax(graph.backward))
+    for value in np.flatnonzero(graph.base == np.arange(len(graph.base))).tolist():
+        readers = graph.readers_of(value)
+        late = readers[readers >= turn].tolist()
+        last = int(readers[readers < turn].max(initial=graph.producer[value]))
+        if 0 <= graph.producer[value] < turn and late and (graph.base == value).sum() == 1:
+            release = last + 1 if release_early else turn - 1
+            offloads.append(Offload(value, (Reload(tuple(late), turn),), release=release))
+    assert len(offloads) >= 3
+    apply(merged, found, Rewriting(tuple(offloads)))
+    return merged, found, offloads
 
 
-def edited_graphs(name: str, decide: Callable[[Graph], Rewriting]) -> tuple[Graph, Rewriting, Graph]:
-    """Apply decisions to a model; return the graph, the decisions, and the graph that PyTorch runs."""
-    merged, captured = partitioned(joint(name))
-    decided = decide(decidable(captured))
-    read = GraphReader(merged, captured)
-    apply(merged, captured, decided)
-    return captured.graph, decided, read.graph()
+def test_reloads_begin_at_their_trigger_in_the_order_of_their_readers() -> None:
+    merged, _, offloads = offloaded(release_early=False)
+    nodes = list(merged.halves.backward.graph.nodes)
+    begun = [node for node in nodes if node.target is ops.reload]
+    waits = [node for node in nodes if node.target is ops.reload_wait]
+    assert [wait.args[0] for wait in waits] == begun
+    assert len(begun) == len(offloads)
+    assert nodes.index(begun[-1]) < nodes.index(waits[0])
+    assert all(wait.next in wait.users or wait.next.target is ops.reload_wait for wait in waits)
 
 
-def check(was: Graph, decided: Rewriting, runs: Graph) -> tuple[Graph, list[int], list[int]]:
-    """Check that the graph that runs reads the formal graph's contents in order, in no more memory.
-
-    The graph that runs has no operation without use.
-
-    Returns: the formal graph, and the bytes in it and in what runs at each operation that both have.
-    """
-    formal = apply_rewriting(was, split_by_pass(was, decided))
-    place, number = {name: i for i, name in enumerate(formal.names)}, {n: i for i, n in enumerate(was.names)}
-    for op in np.flatnonzero(runs.role == Role.ORIGINAL).tolist():
-        assert runs.content[runs.read_by(op)].tolist() == was.read_by(number[runs.names[op]]).tolist()
-    rows = [place[name] for name in runs.names if name in place]
-    assert rows == sorted(rows)
-    same = [op for op, name in enumerate(runs.names) if name in place]
-    held = simulate(formal, LINK).load[rows].tolist(), simulate(runs, LINK).load[same].tolist()
-    assert all(run <= written for written, run in zip(*held, strict=True))
-    for role in (Role.OFFLOAD, Role.RELOAD):
-        written, run = (Counter(moved(graph, role)) for graph in (formal, runs))
-        assert run <= written
-    return formal, *held
-
-
-def moved(graph: Graph, role: Role) -> list[int]:
-    """Return the contents that the copies of one direction copy."""
-    return graph.content[graph.reads[graph.reads_start[:-1][graph.role == role]]].tolist()
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("part", [0.6, 0.2, 0.0])
-def test_edited_graphs_run_as_the_simulated_decision(name: str, part: float) -> None:
-    def decide(graph: Graph) -> Rewriting:
-        chooser = Decider(graph, LINK)
-        least, plain = chooser.least()[0], simulate(graph, LINK).peak_bytes
-        return chooser.decide(int(least + (plain - least) * part)).rewriting
-
-    was, decided, runs = edited_graphs(name, decide)
-    formal, written, held = check(was, decided, runs)
-    judged, ran = simulate(formal, LINK), simulate(runs, LINK)
-    assert (
-        set(was.names) - set(runs.names) or held == written
-    )  # what only the backward pass needed is left out
-    assert (ran.host_bytes, ran.moved_bytes) == (judged.host_bytes, judged.moved_bytes)
-    assert ran.seconds <= judged.seconds * 1.000001
-    assert judged.peak_bytes <= simulate(apply_rewriting(was, decided), LINK).peak_bytes
-
-
-def test_reloads_that_begin_together_are_requested_in_the_order_of_their_readers() -> None:
-    def decide(graph: Graph) -> Rewriting:
-        turn = int(np.argmax(graph.backward))
-        offloads = []
-        for value in np.flatnonzero(graph.base == np.arange(len(graph.base))).tolist():
-            late = [op for op in graph.readers_of(value).tolist() if op >= turn]
-            if 0 <= graph.producer[value] < turn and late and (graph.base == value).sum() == 1:
-                offloads.append(Offload(value, (Reload(tuple(late), turn),), release=turn - 1))
-        assert len(offloads) >= 3
-        return Rewriting(tuple(offloads))
-
-    was, decided, runs = edited_graphs("dense", decide)
-    formal = apply_rewriting(was, split_by_pass(was, decided))
-    assert moved(runs, Role.RELOAD) == moved(formal, Role.RELOAD)
-    assert moved(runs, Role.RELOAD) != sorted(moved(runs, Role.RELOAD))
-
-
-@settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(data=st.data(), name=st.sampled_from(list(MODELS)))
-def test_edited_graphs_match_the_formal_rewriting(data: st.DataObject, name: str) -> None:
-    check(*edited_graphs(name, lambda graph: split_by_pass(graph, data.draw(rewritings(graph)))))
+def test_offloads_end_before_the_operation_that_needs_their_memory() -> None:
+    merged, found, offloads = offloaded(release_early=True)
+    nodes = list(merged.halves.forward.graph.nodes)
+    ends = {wait.args[1]: nodes.index(wait) for wait in nodes if wait.target is ops.offload_wait}
+    checked = 0
+    for offload in offloads:
+        value = next(node for node, number in found.value_of.items() if number == offload.value)
+        following = merged.source[found.operations[offload.release]]
+        if following in nodes:
+            assert ends[merged.source[value]] < nodes.index(following)
+            checked += 1
+    assert checked >= 3
 
 
 CALLS = itertools.count()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_limit, same
-from graph_reader import partitioned
+from compiled_programs import compiled, named_limit, partitioned, same
 from models import MODELS
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -24,7 +23,7 @@ from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
-from mempool.torch.compiled import decide, ops, partition
+from mempool.torch.compiled import decide, ops
 from mempool.torch.compiled.decide import StepDecider, measure_step
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
@@ -299,25 +298,6 @@ def test_predicted_kernel_peaks_equal_measured_peaks(
     assert measured == predicted <= limit
 
 
-@pytest.mark.full
-def test_readers_in_a_kernel_share_a_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared reload needs less memory than one reload per operation."""
-    torch.manual_seed(0)
-    model, x = Gelu(), torch.randn(1024, 32)
-
-    def least() -> int:
-        run = compiled(lambda x: model(x).square().mean(), {"inner": "inductor", "link": "pcie3", "limit": 1})
-        with pytest.raises(BackendCompilerFailed) as refused:
-            run(x)
-        return named_limit(refused.value)
-
-    once = least()
-    monkeypatch.setattr(
-        "mempool.torch.compiled.inductor.fused.merge_shared_reloads", lambda _, rewriting, together: rewriting
-    )
-    assert once < least()
-
-
 def test_offloaded_values_are_computed_once() -> None:
     """Without realization, inductor would compute the value for the copy and again for other readers."""
     x, weight = torch.randn(4096, 64), torch.randn(64, 1, requires_grad=True)
@@ -471,21 +451,6 @@ def test_branches_warn_of_uncounted_memory() -> None:
         compiled(chosen, {"inner": "eager", "limit": 1 << 30, "link": "pcie3"})(
             torch.ones(8, 8).requires_grad_()
         )
-
-
-def test_failed_kernel_count_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fallback counts each operation separately."""
-
-    def fails(*_: object, **__: object) -> None:
-        raise AttributeError("no such pass")
-
-    monkeypatch.setattr("mempool.torch.compiled.inductor.fused.fit_kernels", fails)
-    x = torch.ones(64, 64, requires_grad=True)
-    with pytest.warns(UserWarning, match="memory of fused kernels could not be counted.*no such pass"):
-        compiled(lambda y: y.exp().sin().sum(), {"inner": "inductor", "limit": 1 << 30, "link": "pcie3"})(x)
-    (part,) = SHARED_LIMITS[-1].graphs.values()
-    assert part.decision.kernel_memory is None
-    assert partition.Partition  # the name that is patched above is looked up there when it is needed
 
 
 @pytest.mark.parametrize("least", [False, True])

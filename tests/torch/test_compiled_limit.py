@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import warnings
 from types import SimpleNamespace
 
-from compiled_programs import PLAIN, compiled, named_limit, same, waves
+from compiled_programs import PLAIN, compiled, same, waves
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -25,7 +25,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import mempool.torch
 import mempool.torch.compiled
 from mempool.torch.compiled.external_memory import ForwardRun, LiveMemory
-from mempool.torch.compiled.records import CompiledGraph, RunStart
+from mempool.torch.compiled.records import CompiledGraph
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS, SharedLimit
@@ -202,17 +202,6 @@ class Three(nn.Module):
         return x
 
 
-class Inside(nn.Module):
-    """The function continues after a module with graph breaks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.three = Three()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.three(x).sin() * x).exp().sin()
-
-
 class Torn(nn.Module):
     """The first graph keeps a MiB whose recomputation needs more than the forward pass."""
 
@@ -273,46 +262,6 @@ def test_relative_limit_is_a_share_of_the_peak_of_the_largest_graph(inner: str, 
         assert part.options.limit is not None
         assert part.decision.peak_bytes <= part.options.limit <= shared.relative_bytes
         assert inner != "eager" or part.least_limit_bytes <= part.options.limit
-
-
-def least_shared_of(make: type[nn.Module], inner: str, graphs: int) -> int:
-    """Return the limit that refusals lead to, with at most one refusal per graph."""
-    limit = 1000
-    for _ in range(graphs + 1):
-        try:
-            run(make, inner, limit)
-        except BackendCompilerFailed as refused:
-            named = named_limit(refused)
-            assert named > limit
-            limit = named
-        else:
-            assert all(part.decision.peak_bytes <= limit for part in SHARED_LIMITS[-1].graphs.values())
-            return limit
-    raise AssertionError("refused too often")
-
-
-@pytest.mark.parametrize(
-    ("make", "graphs", "inner"),
-    [
-        pytest.param(Three, 3, "eager", marks=pytest.mark.full),
-        pytest.param(Inside, 4, "eager", marks=pytest.mark.full),
-        pytest.param(Three, 3, "inductor", marks=pytest.mark.full),
-    ],
-)
-def test_limits_above_the_least_are_held(make: type[nn.Module], graphs: int, inner: str) -> None:
-    """From the least limit to the peak without a limit."""
-    least = least_shared_of(make, inner, graphs)
-    run(make, inner, 1 << 40)
-    parts = SHARED_LIMITS[-1].graphs
-    assert [parts[number].more for number in sorted(parts)] == [True] * (graphs - 1) + [False]
-    assert all(part.kept_bytes_at is None for part in parts.values())
-    most = max(part.decision.peak_bytes for part in parts.values())
-    assert least < 0.9 * most
-    limit = int(least + 0.3 * (most - least))
-    run(make, inner, limit)
-    assert len(SHARED_LIMITS[-1].graphs) == graphs
-    assert all(part.decision.peak_bytes <= limit for part in SHARED_LIMITS[-1].graphs.values())
-    refusal(make, inner, int(0.97 * least))
 
 
 def test_refusal_names_a_sufficient_limit_for_all_graphs() -> None:
@@ -399,31 +348,6 @@ def test_live_memory_holds_no_reference() -> None:
     assert live_memory.external(1, [result], more=False).held == 40
     live_memory.step()
     assert live_memory.external(1, [result], more=False).held == 0
-
-
-def test_observation_ends_after_three_steps() -> None:
-    """A later compilation turns the observations into known bytes."""
-    observer, result = RuntimeObserver(), torch.ones(10)
-    observer.live_memory.register([], [result])
-    number = observer.number("some code", [])
-    first = observer.observed[number]
-    first.note(RunStart(others=1), backward=False)
-    for _ in range(3):
-        assert observer.is_open
-        observer.before_run(backward=False)
-        assert not observer.live_memory.runs(number)
-        observer.live_memory.record_forward(
-            number, ForwardRun({}, observer.live_memory.memories([result]), {})
-        )
-        assert observer.live_memory.runs(number)
-        observer.before_run(backward=True)
-    observer.before_run(backward=False)
-    assert not observer.is_open
-    assert not observer.live_memory.runs(number)
-    assert (observer.number("some code", []), observer.number("other code", [])) == (number, number + 1)
-    assert observer.is_open
-    assert observer.known == {number: first}
-    assert observer.observed[number] is not first
 
 
 def test_failed_recompilation_warns_once() -> None:

@@ -15,12 +15,12 @@ import sys
 import torch
 from torch import nn
 
-import mempool.torch
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.fake.copies import holds_ones, to_fake
-from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.program.value_reads import FiniteNumbers, ValueReads
-from mempool.torch.estimate.sources.scripts import fake_execution, keep_source
+from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.device.library_patches import MASKED
+from mempool.torch.estimate.fake.mode import ValuelessMode
+from mempool.torch.estimate.program.child import keep_source
+from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from traces.trace import EventType
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -107,74 +107,11 @@ def test_training_counts_the_key_value_cache() -> None:
     assert fit_job(train).by_class_bytes["key_value_cache"] >= CACHE
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        torch.ones_like,
-        lambda ids: torch.ones(ids.shape, dtype=torch.int64),
-        lambda ids: torch.full(ids.shape, 1),
-        lambda ids: torch.ones_like(ids, dtype=torch.bool).long()[:, :TOKENS],
-    ],
-)
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_mask_of_true_values_costs_as_little_as_no_mask(mask: Any, capability: tuple[int, int]) -> None:
-    half = {"dtype": torch.bfloat16, "capability": capability}
-    without = fit_job(job(**half))
-    assert (
-        fit_job(job(inputs=lambda b: tokens(b, mask), **half)).peak_bytes - without.peak_bytes <= 8 * TOKENS
-    )
-
-
-def _padded(ids: torch.Tensor) -> torch.Tensor:
-    mask = torch.ones_like(ids)
-    mask[:, 100:] = 0
-    return mask
-
-
-@pytest.mark.parametrize("mask", [_padded, torch.zeros_like, torch.empty_like])
-def test_mask_with_possible_zeros_costs_a_square_of_the_length(mask: Any) -> None:
+def test_mask_costs_a_square_of_the_length_with_a_warning() -> None:
     half = {"dtype": torch.bfloat16}
-    more = fit_job(job(inputs=lambda b: tokens(b, mask), **half)).peak_bytes - fit_job(job(**half)).peak_bytes
-    assert more > TOKENS * TOKENS
-
-
-def test_real_mask_is_known_to_be_full_unless_padded() -> None:
-    real = torch.ones(2, 8, dtype=torch.int64)
-    padded = real.clone()
-    padded[1, 7] = 0
-    with fake_mode():
-        full, part = to_fake((real, padded))
-        assert holds_ones(full)
-        assert holds_ones(full.bool()[:, :4])
-        assert not holds_ones(part)
-        view = full[0]
-        view.zero_()
-        assert not holds_ones(full)
-        assert not holds_ones(view)
-
-
-@pytest.mark.parametrize(
-    ("changes", "warns"),
-    [
-        ({"max_position_embeddings": TOKENS}, False),
-        ({"max_position_embeddings": TOKENS - 1}, True),
-        (
-            {
-                "max_position_embeddings": TOKENS // 2,
-                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-            },
-            False,
-        ),
-    ],
-)
-def test_sequences_beyond_the_positions_bring_a_warning(changes: dict[str, Any], *, warns: bool) -> None:
-    def warned(found: Any) -> bool:
-        return any("512 tokens are longer than the" in text for text in found.warnings)
-
-    model = llama(**changes)
-    assert warned(fit_job(job(model=lambda: model))) is warns
-    asked = torch.zeros(1, TOKENS, dtype=torch.int64)
-    assert warned(mempool.torch.fit(model, asked, mode="inference")) is warns
+    masked, plain = fit_job(job(inputs=lambda b: tokens(b, torch.ones_like), **half)), fit_job(job(**half))
+    assert masked.peak_bytes - plain.peak_bytes > TOKENS * TOKENS
+    assert (MASKED in masked.warnings, MASKED in plain.warnings) == (True, False)
 
 
 SCRIPT = """
@@ -234,8 +171,9 @@ READS = {
     "shape": "if x.shape[0] > 3 and x.dim() == 1:\n    y = 1",
     "nan": "if torch.isnan(x).any():\n    raise ValueError",
     "infinity": "if not torch.isfinite(x).all():\n    raise ValueError",
-    "nan or infinity": "if (x.isnan() | x.isinf()).any() or torch.logical_not(x.isfinite()).any():\n"
+    "nan or infinity": "if x.isnan().any() or not x.isfinite().all() or not x.mean().isfinite():\n"
     "    raise ValueError",
+    "masks together": "if (x.isnan() | x.isinf()).any():  # condition\n    raise ValueError",
     "distribution": "torch.distributions.Normal(x, 1 + x.abs()).log_prob(x)",
 }
 HEAD = "import torch\nk, x = 0, torch.rand(4)\n"
@@ -245,8 +183,9 @@ def recorded() -> tuple[list[str], list[str]]:
     """Return the lines of train.py that read conditions, and those that read numbers."""
     conditions: list[str] = []
     numbers: list[str] = []
-    code = compile(keep_source("train.py"), "train.py", "exec")
-    with fake_execution(), ValueReads(conditions, numbers), FiniteNumbers():
+    keep_source("train.py")
+    code = compile(Path("train.py").read_text(), "train.py", "exec")
+    with ValuelessMode(), emulate_device("cuda"), ValueReads(conditions, numbers), finite_numbers():
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
     return conditions, numbers

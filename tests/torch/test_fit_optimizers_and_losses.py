@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any
 
 import pytest
@@ -12,82 +12,26 @@ import torch
 from torch import nn
 
 import mempool.torch
-from mempool.cli.app import call
 from mempool.errors import UsageError
-from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS
-from mempool.torch.estimate.remedies.optimizers import InBackward
+from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, MOMENTS, STAND_INS
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
-SCRIPT = """
-import torch
-from torch import nn
-from mempool.torch.estimate import Job
-
-def plain(batch=64):
-    return {"model": nn.Linear(100, 500), "inputs": torch.zeros(batch, 100)}
-
-def named(batch=64):
-    return plain(batch) | {"loss": "cross-entropy", "optimizer": "sgd+momentum", "dtype": "bf16"}
-
-def labelled(batch=64):
-    return plain(batch) | {"loss": "cross_entropy", "labels": torch.zeros(batch, 500)}
-
-def job():
-    return Job(lambda: nn.Linear(100, 500), lambda b: ((torch.zeros(b, 100),), {}), 64,
-               optimizer="sgd+momentum", loss="cross-entropy", dtype="bf16")
-
-def function_of_batch():
-    return {"model": nn.Linear(100, 500), "inputs": lambda batch: torch.zeros(batch, 100), "batch": 64}
-
-def wrong(batch=64):
-    return plain(batch) | {"loss": "cross-entropi"}
-
-def number(batch=64):
-    return plain(batch) | {"loss": 5}
-"""
-OPTIONS = ("--loss", "cross-entropy", "--optimizer", "sgd+momentum", "--dtype", "bf16")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "made.py").write_text(SCRIPT)
-    return tmp_path
-
-
-@pytest.mark.parametrize("function", ["named", "job"])
-def test_names_in_a_function_mean_the_same_as_on_the_command_line(
-    folder: Path, fit_json: Any, function: str
-) -> None:
-    options = fit_json("made.py:plain", *OPTIONS)
-    named = fit_json(f"made.py:{function}")
-    inputs = 0 if function == "named" else 64 * 100 * 2  # a job's own inputs stay as they are, in 32 bits
-    for answer in (options, named):
-        assert answer["by_class_bytes"]["optimizer_state"] == 196 * 512 + 2 * 512
-        assert answer["warnings"] == []
-    assert named["peak_bytes"] - options["peak_bytes"] in (0, inputs, 2 * inputs)
-
-
-def test_inputs_may_be_a_function_of_the_batch(folder: Path, fit_json: Any) -> None:
-    for options in ((), ("--batch", "8")):
-        peak = fit_json("made.py:function_of_batch", *options)["peak_bytes"]
-        assert peak == fit_json("made.py:plain", *options)["peak_bytes"]
-
-
-def test_loss_by_name_takes_no_labels(folder: Path, fit_json: Any) -> None:
-    with_labels = fit_json("made.py:labelled")
-    assert with_labels["peak_bytes"] == fit_json("made.py:plain", "--loss", "cross-entropy")["peak_bytes"]
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"),
-    [("wrong", "did you mean cross-entropy?"), ("number", "loss is 5: neither a function nor a name")],
+    ("loss", "reason"),
+    [("cross-entropi", "did you mean cross-entropy?"), (5, "loss is 5: neither a function nor a name")],
 )
-def test_unknown_name_of_a_loss_is_an_error_of_usage(
-    folder: Path, capsys: pytest.CaptureFixture[str], function: str, reason: str
-) -> None:
-    assert call(["fit", f"made.py:{function}"]) == 2
-    assert reason in capsys.readouterr().err
+def test_unknown_loss_is_an_error_of_usage(loss: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        mempool.torch.fit(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
+
+
+def test_loss_by_name_takes_no_labels() -> None:
+    x = torch.zeros(64, 100)
+    plain = mempool.torch.fit(nn.Linear(100, 500), x, loss="cross-entropy")
+    labelled = mempool.torch.fit(nn.Linear(100, 500), x, loss="cross_entropy", labels=torch.zeros(64, 500))
+    assert labelled.peak_bytes == plain.peak_bytes
 
 
 def test_python_call_takes_the_names() -> None:
@@ -113,82 +57,37 @@ def rounded(*sizes: int) -> int:
     return sum(-(-size // 512) * 512 for size in sizes)
 
 
-def state_bytes(moments: int, bits: int, *, paged: bool = False) -> int:
-    """Bytes of state of a linear layer of 1000 x 1000, each buffer rounded up to 512."""
-    weight, bias, blocks = 1_000_000, 1000, -(-1_000_000 // BLOCK)
-    parts = [2, 1] if moments == 3 else [1] * moments
-    large = [] if paged else [n * weight * bits // 8 for n in parts]
-    small = [n * bias * 4 for n in parts]  # below 4,096 elements: in 32 bits
-    return rounded(*large, *small, *([4 * n * blocks for n in parts] if bits == 8 else []))
+def state_bytes(moments: int) -> int:
+    """Bytes of 8-bit state of a linear layer of 1000 x 1000, each buffer rounded up to 512."""
+    weight, bias = 1_000_000, 1000  # the bias is below 4,096 elements: in 32 bits
+    return moments * rounded(weight, 4 * -(-weight // BLOCK), 4 * bias)
 
 
-CASES = [
-    ("AdamW8bit", 2, 8, False),
-    ("Adam8bit", 2, 8, False),
-    ("PagedAdamW8bit", 2, 8, True),
-    ("AdamW32bit", 2, 32, False),
-    ("AdamW", 2, 32, False),
-    ("PagedAdamW32bit", 2, 32, True),
-    ("Lion8bit", 1, 8, False),
-    ("PagedLion8bit", 1, 8, True),
-    ("Lion", 1, 32, False),
-    ("AdEMAMix8bit", 3, 8, False),
-    ("RMSprop8bit", 1, 8, False),
-]
-
-
-@pytest.mark.parametrize(("name", "moments", "bits", "paged"), CASES)
-def test_state_of_an_optimizer_has_its_layout(name: str, moments: int, bits: int, *, paged: bool) -> None:
+@pytest.mark.parametrize("name", STAND_INS)
+def test_state_of_an_optimizer_has_its_layout(name: str) -> None:
     made = mempool.torch.fit(nn.Linear(1000, 1000), X, STAND_INS[name])
-    assert made.by_class_bytes["optimizer_state"] == state_bytes(moments, bits, paged=paged)
-    notes = [text for text in made.warnings if "unified memory" in text]
-    assert len(notes) == paged
-    size = {8: "1.907 MiB", 32: "7.629 MiB"}[bits] if moments == 2 else "976.6 KiB"
-    assert all(text.startswith(f"not counted: {size} of optimizer state") for text in notes)
+    assert made.by_class_bytes["optimizer_state"] == state_bytes(MOMENTS[name])
 
 
-@pytest.mark.parametrize(
-    "name", ["adamw8bit", "AdamW_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "lion-8bit"]
-)
-def test_command_takes_the_names_of_the_package_and_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit_json: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text("from torch import nn\nmodel = nn.Linear(1000, 1000)\n")
-    inputs = ["--inputs", "float32[B,1000]", "--batch", "4", "--loss", "mse"]
-    found = fit_json("net.py", *inputs, "--optimizer", name)["by_class_bytes"]["optimizer_state"]
-    assert found == state_bytes(1 if "lion" in name else 2, 8, paged="paged" in name)
+@pytest.mark.parametrize("name", ["adamw8bit", "AdamW_8bit", "adamw_bnb_8bit", "lion-8bit"])
+def test_names_of_the_package_and_of_transformers_are_known(name: str) -> None:
+    found = mempool.torch.fit(nn.Linear(1000, 1000), X, name, loss="mse").by_class_bytes["optimizer_state"]
+    assert found == state_bytes(1 if "lion" in name else 2)
 
 
-def test_eight_bit_optimizer_in_the_backward_lets_gradients_go() -> None:
-    def in_backward(parameters: Any) -> torch.optim.Optimizer:
-        return InBackward(parameters, STAND_INS["AdamW8bit"])
-
-    made = mempool.torch.fit(nn.Linear(1000, 1000), X, in_backward)
-    assert made.by_class_bytes["optimizer_state"] == state_bytes(2, 8)
-
-
-def test_remedies_name_the_package_of_the_optimizer() -> None:
-    layers = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(4)))
-    made = mempool.torch.fit(layers, X, STAND_INS["AdamW8bit"], remedies=True)
-    (in_backward,) = [one for one in made.remedies if one.name == "optimizer in backward"]
-    assert "# make: bitsandbytes.optim.AdamW8bit, say" in in_backward.code
-
-
-@pytest.mark.parametrize("name", [name for name, *_ in CASES])
+@pytest.mark.parametrize("name", STAND_INS)
 def test_layout_equals_a_real_state(name: str) -> None:
-    """On the CPU the package keeps the same state, none of it paged, and two tables of 256 values."""
+    """On the CPU the package keeps the same state, and two tables of 256 values."""
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     parameters = [nn.Parameter(torch.ones(size)) for size in (100, 4095, 4096, 10_000)]
     real = getattr(bitsandbytes.optim, name)(parameters)
-    real.is_paged = False  # which the package warns of on the CPU
     made = STAND_INS[name](parameters)
     for number, parameter in enumerate(parameters):
         real.init_state(real.param_groups[0], parameter, 0, number)
         state = {
             key: value for key, value in real.state[parameter].items() if isinstance(value, torch.Tensor)
         }
-        ours = made.layout.state_of(parameter)
+        ours = made.state_of(parameter)
         assert {k: v.nbytes for k, v in ours.items()} == {
             k: v.nbytes for k, v in state.items() if not k.startswith("qmap")
         }

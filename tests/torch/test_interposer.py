@@ -295,7 +295,7 @@ def test_ctrl_c_at_any_time_leaves_values_and_counters_right() -> None:
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             assert torch.is_grad_enabled()
             assert [tensor.mean().item() for tensor in kept] == [float(i) for i in range(12)]
-            mode.remove_dead()
+            mode.operations.remove_dead()
             records = list(mode.storages.records.values())
             here = sum(record.rounded_bytes for record in records if record.state != 2)
             assert mode.storages.resident_bytes == here

@@ -204,8 +204,8 @@ def test_ctrl_c_while_removing_dead_storages_counts_each_once() -> None:
             mode.transfers.release(mode.storages.of(tensors[1]))
             tensors.clear()
             files = frozenset((storages.__file__, swapping.__file__))
-            broken = interrupted_at(at, mode.remove_dead, files)
-            mode.remove_dead()
+            broken = interrupted_at(at, mode.operations.remove_dead, files)
+            mode.operations.remove_dead()
             assert mode.storages.resident_bytes == here
             assert not mode.storages.records
         if not broken:

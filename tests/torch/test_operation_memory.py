@@ -333,11 +333,11 @@ class TestWorkspace:
     def test_workspace_counts_within_the_limit(self, engine: HostEngine) -> None:
         with OffloadMode(engine, CPU, 3 * MIB + 4096) as mode:
             pool: Any = FakePool()
-            mode.footprints = OpFootprints(PoolCounters(pool))
+            mode.operations.footprints = OpFootprints(PoolCounters(pool))
             kept = [block(i) for i in range(2)]
             kept[1].sum()
             assert offloaded(kept) == []
-            for footprint in mode.footprints.cache.values():
+            for footprint in mode.operations.footprints.cache.values():
                 footprint.workspace_bytes, footprint.samples = 2 * MIB, 9
             mode.iterations.footprints.clear()
             kept[1].sum()

@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import MODELS
 from recorded import adamw, made, marks, momentum, recorder, train
-from slow_recorder import SlowRecorder
 from torch.distributed._tools import mem_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -128,12 +127,6 @@ class TestModels:
         kinds = made(trace)
         assert (kinds["parameters"], kinds["gradients"]) == (parameters, 2 * parameters)
         assert kinds["optimizer_state"] == 3 * parameters
-
-    @pytest.mark.parametrize("name", ["llama"])
-    def test_accesses_equal_a_slow_recorder_without_short_cuts(self, name: str) -> None:
-        slow = train(name, lambda *_: SlowRecorder(), fake=False, optimizer=momentum)
-        trace = train(name, recorder, fake=False, optimizer=momentum).trace()
-        assert slow.accesses == SlowRecorder.of(trace)
 
     def test_second_and_third_step_have_equal_events(self) -> None:
         trace = train("gpt", recorder, fake=True, steps=3).trace()

@@ -98,20 +98,6 @@ def test_unordered_lengths_are_planned_without_marks_and_identical(one_thread: N
     assert [*found, *last] == expected
 
 
-def test_unordered_lengths_are_planned_in_the_background() -> None:
-    """The planner's own thread hears of the first mark, too."""
-    with mempool.torch.install(device="cpu") as pool:
-        training = Training(drawn())
-        for _ in range(200):
-            before = dict(pool.client.stats()["outcomes"])
-            for _ in range(20):
-                training.step()
-            new = {what: count - before[what] for what, count in pool.client.stats()["outcomes"].items()}
-            if is_marked(pool) and new["hit"] > 0.95 * sum(new.values()):
-                return
-    pytest.fail("it was never planned")
-
-
 def test_every_step_from_the_first_ends_an_iteration(pool: mempool.torch.TensorPool) -> None:
     trained(pool, Training(lambda: 2), 3)
     assert pool.client.state()["marks"] == 3
@@ -228,17 +214,6 @@ def test_trace_shows_optimizer_steps_from_the_first(mode: Any, tmp_path: Path, o
     assert [trace.names[name] for name in trace.operation[marks]] == steps * ["optimizer step"]
     between = np.diff(np.searchsorted(np.flatnonzero(trace.kind == EventType.ALLOC), marks))
     assert (between > 0).all()
-
-
-def test_trace_of_a_marked_program_shows_only_its_marks(tmp_path: Path, one_thread: None) -> None:
-    with mempool.torch.install(device="cpu", background=False, record=str(tmp_path / "run.trace")) as pool:
-        training = Training(drawn())
-        for _ in range(5):
-            with pool.iteration():
-                training.step()
-    trace = read_trace(tmp_path / "run.trace")
-    marks = trace.operation[trace.kind == EventType.MARK]
-    assert [trace.names[name] for name in marks] == 5 * ["begin", "end"]
 
 
 def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, cli: Cli, one_thread: None) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from traces import Buffers, EventType, Trace, TraceError, buffers_of
-from traces.buffers import COLUMNS, GAPS
 from traces.intervals import innermost
 
 A, F, R, W, M, *_ = EventType
@@ -78,15 +74,6 @@ def test_persistent_and_wrap_around_buffers_are_distinguished() -> None:
     assert buffers.lengths.tolist() == [10, 4, 4, 21]
 
 
-def test_buffers_on_a_line_do_not_unroll() -> None:
-    buffers = Buffers.of([0], [3], [8])
-    assert buffers.unrolled(1) is buffers
-    assert not buffers.wrap_around.any()
-    assert buffers.instances.tolist() == [1]
-    with pytest.raises(ValueError, match="period"):
-        buffers.unrolled(2)
-
-
 @pytest.mark.parametrize(
     ("columns", "row", "reason"),
     [
@@ -116,15 +103,6 @@ def test_impossible_buffer_is_reported_with_the_row(columns: dict, row: int | No
     with pytest.raises(TraceError, match=reason) as caught:
         Buffers.of(**columns)
     assert caught.value.row == row
-
-
-def test_columns_are_read_only_in_the_original_and_in_copies() -> None:
-    buffers = Buffers.of([0, 1], [5, 6], 8, gaps=[(1, 2, 3)], ids=["a", "b"], period=7)
-    for one in (buffers, copy.copy(buffers), pickle.loads(pickle.dumps(buffers))):
-        assert one.period == 7
-        assert one.ids == ("a", "b")
-        for name in (*COLUMNS, *GAPS):
-            assert not getattr(one, name).flags.writeable
 
 
 def test_buffers_of_a_trace_live_from_their_alloc_to_their_free_or_the_end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from collections.abc import Sequence
@@ -137,14 +136,6 @@ def test_iterations_begin_matches_brute_force(
     columns = np.array(sequence, np.uint32), np.array(size, np.uint64)
     found = iterations_start(*columns)
     assert (None if found < 0 else found) == plainly(sequence, size)
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    """The reader must not read past the shorter column."""
-    with pytest.raises(ValueError, match="differ in length"):
-        iterations_start(np.zeros(3, np.uint32), np.zeros(2, np.uint64))
-    with pytest.raises(ValueError, match="differ in length"):
-        iterations_start_without_rare_sizes(np.zeros(300, np.uint32), np.zeros(2, np.uint64))
 
 
 @pytest.mark.parametrize("varying", [1, 2])
@@ -308,14 +299,6 @@ def test_known_envelope_accepts_few_variants() -> None:
     assert find_patterns(once, enveloped=(len(PROGRAM),)) == []
 
 
-def test_envelope_needs_the_option_and_marked_iterations() -> None:
-    trace = training(SHUFFLED)
-    assert find_patterns(trace) == []
-    keep = trace.kind != EventType.MARK
-    unmarked = Trace.of(trace.kind[keep], trace.buffer[keep], trace.size[keep])
-    assert find_patterns(unmarked, enveloped=()) == []
-
-
 def test_iterations_with_little_in_common_have_no_envelope() -> None:
     """Large buffers of one are small in the other, so that the envelope is twice as large."""
     other = [Position(0, 2, 4), Position(0, 300, 4), Position(0, 1, 1), Position(0, 1, 1)]
@@ -345,8 +328,3 @@ def test_growing_iterations_have_no_envelope(known: tuple[int, ...]) -> None:
     assert find_patterns(training(MANY), enveloped=known) == []
     assert len(find_patterns(training(MANY[::-1]), enveloped=known)) == 1
     assert len(find_patterns(training([*MANY, *MANY]), enveloped=known)) == 1
-
-
-def test_envelope_key_differs_from_the_key_of_a_plain_pattern() -> None:
-    (found,) = find_patterns(training(SHUFFLED), enveloped=())
-    assert found.key != dataclasses.replace(found, least=None).key

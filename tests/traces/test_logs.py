@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import resource
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -272,33 +270,3 @@ def test_damaged_gzip_file_is_reported(tmp_path: Path, damage: slice) -> None:
     path.write_bytes(gzip.compress(text.encode())[damage])
     with pytest.raises(TraceError, match=f"{path}: not a whole gzip file"):
         read_rmm_log(path)
-
-
-CHILD = """
-import resource, sys
-from traces.formats.rmm_log import iter_rmm_log
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-list(iter_rmm_log(sys.argv[1]))
-before = peak()
-print(sum(len(piece) for piece in iter_rmm_log(sys.argv[2])), peak() - before)
-"""
-
-
-@pytest.mark.full
-def test_large_log_streams_in_bounded_memory(tmp_path: Path) -> None:
-    paths = []
-    for events in (200_000, 1_500_000):
-        path = tmp_path / f"{events}.log"
-        with path.open("w") as file:
-            file.write(HEADER + "\n")
-            for at in range(events // 2):
-                place = (at % 1000 + 1) * 512
-                file.write(f"7,12:00:00.5,allocate,{place:#x},64,0\n7,12:00:00.5,free,{place:#x},64,0\n")
-        paths.append(str(path))
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *paths], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    events_read, grown = map(int, done.stdout.split())
-    assert events_read == 1_500_000
-    assert grown < 16  # MiB

@@ -7,11 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from traces import EventType, Trace, workload
-from traces.iterations import windows
 from traces.iterations.pattern import find_patterns
 from traces.iterations.transitions import sequence_key
 from traces.iterations.windows import FIRST_WINDOWS, LAST_WINDOWS, find_windows
@@ -111,42 +110,6 @@ def test_a_rare_iteration_is_found_among_very_many_others() -> None:
     found = find_patterns(record.trace())
     assert [pattern.buffers.size.tolist() for pattern in found] == [[5000, 7000, 9000], [1000]]
     assert found[0].iterations == 6
-
-
-@given(
-    sizes=st.lists(st.lists(st.sampled_from([600, 700, 800]), max_size=3), min_size=1, max_size=40),
-    others=st.lists(st.booleans(), min_size=200, max_size=200),
-)
-# Variants with equal sums, both plain and weighted by position.
-@example([[600, 800, 700], [700, 600, 800], *[[600, 800, 700]] * 3], [False] * 200)
-def test_windows_of_equal_sizes_belong_to_the_same_variant(
-    sizes: list[list[int]], others: list[bool]
-) -> None:
-    """Other sequences do not matter: nothing is lost below the limit per variant."""
-    main, size, bounds = [], [], []
-    noise = iter(others)
-    for window in sizes:
-        first = len(size)
-        for one in window:
-            if next(noise):
-                main.append(False)
-                size.append(999)
-            main.append(True)
-            size.append(one)
-        bounds.append((first, len(size)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "FIRST_WINDOWS", 1)
-        patch.setattr(windows, "LAST_WINDOWS", 2)
-        chosen = windows.first_and_last_of_each_variant(
-            np.array(main, bool), np.array(size, np.int64), np.array(bounds)
-        )
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for k, window in enumerate(sizes):
-        kinds.setdefault(tuple(window), []).append(k)
-    wanted = {k for same in kinds.values() for k in same[:1] + same[-2:]}
-    assert wanted <= set(chosen.tolist())
-    if len(sizes) > 3:
-        assert len(chosen) <= 3 * len(kinds)
 
 
 def test_the_latest_free_of_all_iterations_counts() -> None:
@@ -420,14 +383,6 @@ def test_reach_matches_the_frees_of_the_program(seed: int) -> None:
                 expected = np.zeros(len(KINDS[kind]), np.int64)
                 expected[kept[kind]] = frees[kind, follower]
                 assert reach[keys[follower]].tolist() == expected.tolist()
-
-
-def test_reach_is_empty_without_marks() -> None:
-    trace = program(["a"] * 12, {"a": 0}, {("a", "a"): 2})
-    rows = trace.kind != EventType.MARK
-    found = find_patterns(Trace.of(trace.kind[rows], trace.buffer[rows], trace.size[rows]))
-    assert found
-    assert not any(pattern.reach for pattern in found)
 
 
 def test_reach_is_empty_if_a_sequence_varies() -> None:

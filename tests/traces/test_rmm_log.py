@@ -6,7 +6,6 @@ import importlib.util
 import io
 import sys
 import types
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -119,18 +118,6 @@ def test_invalid_line_is_reported(tmp_path: Path, line: str, reason: str) -> Non
 def test_another_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not a log of RMM"):
         read_rmm_log(written(tmp_path, header="id,lower,upper,size\n"))
-
-
-def test_clock_beyond_the_largest_time_is_refused(tmp_path: Path) -> None:
-    """A clock that passes midnight forever exceeds a trace's times; an impossible time adds no day."""
-    turns = [
-        f"1,{hour:02}:00:00.0,{what},0x100,5,0" for hour, what in ((23, "allocate"), (0, "free"))
-    ] * 60_000
-    with pytest.raises(TraceError, match="not a clock's time"):
-        read_rmm_log(written(tmp_path, *turns))
-    beyond = "1,00:00:999999999999.0,allocate,0x100,5,0"
-    trace = read_rmm_log(written(tmp_path, beyond, "1,01:00:00.0,allocate,0x100,5,0"), skipped=Counter())
-    assert trace.time_ns.tolist() == [3600 * 10**9]
 
 
 #: Example of CuPy's documentation.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from living_model import Living as Model
-from snapshot_model import assert_same, model_snapshot
+from snapshot_model import assert_same
 from snapshots import event, segment, snapshot, stored
 
 from traces import EventType, TraceError
@@ -54,12 +54,6 @@ def test_operation_and_source_line_are_read_from_the_stack_without_folders(tmp_p
     trace = read_snapshot(stored(tmp_path / "s", events))
     assert [trace.names[i] for i in (trace.operation[0], trace.frame[0])] == ["mul_Tensor", "train.py:12"]
     assert (trace.operation[1], trace.frame[1]) == (-1, -1)
-
-
-def test_stack_keeps_the_innermost_frames_of_a_deep_recursion(tmp_path: Path) -> None:
-    frames = [{"name": "f", "filename": "a.py", "line": line} for line in range(500)]
-    trace = read_snapshot(stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)]))
-    assert trace.names[trace.stack[0]].split("\n") == [f"a.py:{line} f" for line in range(64)]
 
 
 def test_stacks_of_buffers_without_events_are_read_from_blocks(tmp_path: Path) -> None:
@@ -111,13 +105,6 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(
     assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all devices
 
 
-@pytest.mark.parametrize("value", [{}, {"name": "x", "stage": "START"}, 5, {"stage": "?", "time_us": 1}])
-def test_invalid_annotations_are_counted(value: Any, tmp_path: Path) -> None:
-    path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
-    trace = read_snapshot(path)
-    assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([EventType.ALLOC], "1")
-
-
 @pytest.mark.parametrize(
     ("events", "history", "before"),
     [
@@ -144,13 +131,6 @@ def test_list_of_segments_is_a_snapshot_without_events(tmp_path: Path) -> None:
     trace = read_snapshot(path)
     assert (trace.devices, trace.load().tolist()[-1]) == ((0, 3), 800)
     assert completeness(trace, 3).history is History.ABSENT
-
-
-def test_compressed_snapshot_is_the_snapshot(tmp_path: Path) -> None:
-    plain, packed = stored(tmp_path / "s", [event("alloc", 512, 1)] * 1), tmp_path / "s.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert sniff(packed) == "snapshot"
-    assert_same(read_snapshot(packed), read_snapshot(plain))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
@@ -227,14 +207,6 @@ def test_invalid_segments_are_reported(tmp_path: Path, segments: list[Any], reas
     assert skipped.total() == 1
 
 
-def test_blocks_without_addresses_are_consecutive(tmp_path: Path) -> None:
-    held = segment((4096, 512, 0, "inactive"), (4608, 1024, 900, "active_allocated"))
-    for block in held["blocks"]:
-        del block["address"]
-    trace = read_snapshot(stored(tmp_path / "s", [], segments=[held]))
-    assert trace.address.tolist() == [4096, 4608]
-
-
 def test_settings_and_expandable_segments_are_metadata(tmp_path: Path) -> None:
     divisions = {str(2**i): 0 for i in range(16)}
     settings = {
@@ -292,14 +264,6 @@ def test_unknown_keys_are_skipped_with_any_content(tmp_path: Path, protocol: int
     assert trace.load().tolist() == [0, 1]
 
 
-def test_dict_with_keys_of_event_and_frame_is_read_as_both(tmp_path: Path) -> None:
-    both = event("alloc", 512, 1) | {"name": "at::_ops::mul::call", "filename": "a.py", "line": 3}
-    events = [event("alloc", 0, 1, frames=[both]), both]
-    path = stored(tmp_path / "s", events)
-    assert_same(read_snapshot(path), model_snapshot(path))
-    assert read_snapshot(path).names[:2] == ("mul", "a.py:3")
-
-
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
@@ -317,19 +281,6 @@ def test_living_blocks_at_the_end_must_agree_with_the_events(
     skipped = Counter[str]()
     read_snapshot(path, skipped=skipped).validate()
     assert skipped == {reason: 1}
-
-
-def test_frames_are_no_events(tmp_path: Path) -> None:
-    frames = [{"filename": "a.py", "line": 3}]
-    with pytest.raises(TraceError, match="device 0: a stack of frames where another list belongs"):
-        read_snapshot(stored(tmp_path / "s", frames))
-
-
-def test_folders_of_source_lines_are_kept_on_request(tmp_path: Path) -> None:
-    frames = [{"name": "train", "filename": "/home/me/train.py", "line": 12}]
-    path = stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)])
-    assert read_snapshot(path).names[0] == "train.py:12"
-    assert read_snapshot(path, paths=True).names[0] == "/home/me/train.py:12"
 
 
 WRONG = {

@@ -1,9 +1,8 @@
-"""Pickles of memory snapshots: opcodes, damage and bounds, under sanitizers too."""
+"""Pickles of memory snapshots: opcodes, damage and bounds; the long gate runs them under sanitizers."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import signal
@@ -16,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_runs import seeds_until_time_is_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_model import assert_same, model_snapshot
 from snapshots import event, segment, snapshot, snapshots, stored, write_large
 
-import build
 from traces import TraceError
 from traces.formats.snapshot import read_snapshot
 
@@ -147,20 +144,6 @@ def test_reading_takes_less_memory_than_twice_the_file_size(tmp_path: Path, shar
     reason, peak = peak_bytes(path)
     assert reason == ""
     assert peak < 2 * path.stat().st_size + (100 << 20)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("events", "shared"), [(9_000_000, True), (3_100_000, False)])
-def test_two_gigabytes_are_read_within_four(tmp_path: Path, events: int, shared: bool) -> None:
-    path = tmp_path / "s"
-    write_large(path, events, shared=shared)
-    size = path.stat().st_size
-    reason, peak = peak_bytes(path)
-    path.unlink()
-    assert size > 2 * 10**9
-    assert reason == ""
-    assert peak < 4 * 10**9
 
 
 def test_huge_text_takes_no_memory(tmp_path: Path) -> None:
@@ -368,34 +351,18 @@ def test_a_damaged_snapshot_is_read_as_by_the_model_or_refused(tmp_path: Path, d
         assert_same(native, model_snapshot(path))
 
 
-def run(
-    folder: Path, first: int, count: int, *spoil: str, soon: bool = True
-) -> subprocess.CompletedProcess[str]:
-    if not build.has_sanitizer("address"):
-        pytest.skip(f"{build.compiler()} cannot build and run programs with the address sanitizer")
-    program = build.build("snapshots", folder, sanitizer="address", soon=soon)
-    command = [str(program), str(first), str(count), *spoil]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, errors="replace")
+#: Opcodes of plain data, and the bytes that are their usual arguments.
+OPCODES = b"\x80\x95(}])\x8fN\x88\x89KMJG\x8a\x8b\x8cX\x8dCB\x8e\x96\x85\x86\x87t\x91\x90usea\x94qrhj."
+SOUP = st.lists(st.one_of(st.sampled_from(OPCODES), st.integers(0, 5)), max_size=200)
 
 
-def test_right_damaged_and_random_snapshots_are_read_or_refused(folder: Path) -> None:
-    done = run(folder, 0, 60)
-    assert done.returncode == 0, done.stderr[-3000:]
-    did = json.loads(done.stdout)
-    assert did["seeds"] == 60
-    assert min(did.values()) > 0, did
-
-
-def test_a_wrong_number_of_rows_is_noticed(folder: Path) -> None:
-    assert run(folder, 2, 1).returncode == 0
-    spoilt = run(folder, 2, 1, "spoil")
-    assert spoilt.returncode == 1
-    assert "FAILED: seed 2: not as many rows as were written" in spoilt.stderr
-
-
-@pytest.mark.full
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-def test_many_random_snapshots_are_read_or_refused(folder: Path) -> None:
-    seconds = float(os.environ.get("MEMPOOL_STRESS_SECONDS", "60"))
-    seeds_until_time_is_up(lambda seed: run(folder, 1000 * seed, 1000, soon=False), seconds)
+@given(body=SOUP)
+@settings(max_examples=300)
+def test_opcodes_in_any_order_are_a_valid_trace_or_refused(tmp_path: Path, body: list[int]) -> None:
+    path = within(tmp_path / "s", bytes(body))
+    try:
+        trace = read_snapshot(path)
+    except TraceError as error:
+        assert error.file == str(path)  # noqa: PT017 - a trace is right, too
+    else:
+        trace.validate()

@@ -17,7 +17,6 @@ from traces import Buffers, EventType, Trace, TraceError, workload
 from traces.read import read
 from traces.trace import COLUMNS
 from traces.transforms import pools_as_streams, refused_as_buffers, trace_of_buffers, without_contradictions
-from traces.workload import generate
 
 A, F, R, W, M, *SEGMENTS = EventType
 EVENTS = st.lists(
@@ -170,12 +169,6 @@ def test_columns_of_another_shape_or_type_are_refused(columns: dict) -> None:
         Trace.of(**columns)
 
 
-@pytest.mark.parametrize("window", [0, slice(None, None, 2), slice(None, None, -1)])
-def test_a_trace_is_cut_by_plain_slices_only(window: object) -> None:
-    with pytest.raises(TypeError):
-        Trace.of([A], [0])[window]
-
-
 def test_on_device_keeps_events_of_the_device_and_all_marks() -> None:
     trace = Trace.of([M, A, A, SEGMENTS[0], F], [-1, 0, 1, -1, 0], [0, 8, 9, 64, 0], device=[5, 0, 2, 2, 0])
     assert trace.devices == (0, 2)
@@ -285,11 +278,6 @@ def test_remaining_events_are_valid_and_removed_events_are_counted(
         kept.append(event)
     assert list(zip(left.kind.tolist(), left.buffer.tolist(), left.size.tolist(), strict=True)) == kept
     assert skipped.total() == len(events) - len(kept)
-
-
-def test_valid_trace_is_unchanged() -> None:
-    trace = generate(50, 1, accesses=True)
-    assert without_contradictions(trace, Counter()) is trace
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1))

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mempool.hardware.gpu_memory import Card
-    from mempool.torch.model_spec import InputSpec, ModelSpec
+    from mempool.torch.model_spec import ModelSpec
 
 
 #: Options that change a model's step, which a program makes itself.
 _OF_A_MODEL = (
-    *("inputs", "batch", "seq", "image", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
-    *("checkpoint", "accumulate", "link", "largest_batch", "remedies"),
+    *("batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
+    *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
 
 
@@ -30,15 +30,14 @@ class FitRequest:
 
     Attributes:
         target: the model.
-        batches, seqs, images: sizes to try, in all combinations.
+        batches, seqs: sizes to try, in all combinations.
         limit_bytes: memory of the device.
         capability: compute capability of the card.
         card: name of the card in `mempool.hardware.gpu_memory`.
-        link: link to the host.
         job: attributes that are passed to `Job` unchanged.
         dtype, autocast: PyTorch's names of types.
         optimizer, loss: given by name.
-        inputs, task: fields of `Sizes`.
+        task: task of a model of transformers.
         arguments: of the program, in ``sys.argv``.
         main: whether to run a script as a program.
         allocators: allocators to simulate; the first decides the verdict.
@@ -52,17 +51,14 @@ class FitRequest:
     target: ModelSpec
     batches: Sequence[int | None] = (None,)
     seqs: Sequence[int | None] = (None,)
-    images: Sequence[int | None] = (None,)
     limit_bytes: int | None = None
     capability: tuple[int, int] | None = None
     card: str | None = None
-    link: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
     dtype: str | None = None
     autocast: str | None = None
     optimizer: ModelSpec | None = None
     loss: ModelSpec | None = None
-    inputs: tuple[InputSpec, ...] | None = None
     task: str | None = None
     arguments: tuple[str, ...] = ()
     main: bool = False
@@ -77,7 +73,7 @@ class FitRequest:
     @property
     def sweep(self) -> bool:
         """Return true if the request covers more than one size."""
-        return len(self.batches) * len(self.seqs) * len(self.images) > 1
+        return len(self.batches) * len(self.seqs) > 1
 
 
 def parse_request(options: dict[str, Any]) -> FitRequest:
@@ -86,48 +82,37 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     Raises:
         typer.BadParameter: an option has no meaning, or two options contradict each other.
     """
-    from solvers.swap import parse_link
-
     target = parsed("MODEL", model_spec.parse_target, options["target"])
     assert target is not None
-    sizes = {
-        name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq", "image")
-    }
+    sizes = {name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq")}
     limit_bytes, card, notes = _limit(options["limit"], options["card"])
-    parsed("--link", parse_link, options["link"])
-    for name, names in (("mode", ("train", "inference", "eval")), ("device", ("cuda", "cpu"))):
+    for name, names in (("mode", ("train", "inference")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
             raise typer.BadParameter(f"--{name}: no {options[name]!r}; there are {', '.join(names)}")
-    if (options["main"] and (target.kind != "script" or target.name)) or (
-        options["arguments"] and not options["main"]
-    ):
+    script = target.kind == "script"
+    if script and not options["main"]:
+        raise typer.BadParameter(f"--main runs {target} as a program; {model_spec.IN_PYTHON}")
+    if not script and (options["main"] or options["arguments"]):
         raise typer.BadParameter("--main and arguments are for a script.py that runs as a program")
-    if options["main"] and (named := [name for name in _OF_A_MODEL if options[name] not in (None, False)]):
+    if script and (named := [name for name in _OF_A_MODEL if options[name] not in (None, False)]):
         option = named[0].replace("_", "-")
         raise typer.BadParameter(
-            f"--{option} is of a model, and a program decides itself: name a function, {target}:function, "
-            "or give the program's own arguments behind --"
+            f"--{option} is of a model, and a program decides itself: give its own arguments behind --, or "
+            f"{model_spec.IN_PYTHON}"
         )
     sweep = any(len(given or ()) > 1 for given in sizes.values())
     return FitRequest(
         target=target,
         batches=sizes["batch"] or (None,),
         seqs=sizes["seq"] or (None,),
-        images=sizes["image"] or (None,),
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
-        link=options["link"],
-        job={
-            k: options[k]
-            for k in ("mode", "device", "checkpoint", "accumulate", "processes")
-            if options[k] is not None
-        },
+        job={k: options[k] for k in ("mode", "device", "checkpoint", "accumulate") if options[k] is not None},
         dtype=parsed("--dtype", model_spec.parse_type, options["dtype"]),
         autocast=parsed("--autocast", model_spec.parse_type, options["autocast"]),
         optimizer=parsed("--optimizer", model_spec.parse_name, options["optimizer"]),
         loss=parsed("--loss", model_spec.parse_name, options["loss"]),
-        inputs=parsed("--inputs", model_spec.parse_inputs, options["inputs"]),
         task=options["task"],
         arguments=tuple(options["arguments"] or ()),
         main=options["main"],
@@ -165,5 +150,5 @@ def _limit_and_card_note(limit_bytes: int, card: Card) -> str:
     more = ", which is more than programs get of it" if limit_bytes > card.memory_bytes else ""
     return (
         f"--limit {binary(limit_bytes)} counts{more}, not the {binary(card.memory_bytes)} of the "
-        f"{card.name}, whose kernels and link are taken"
+        f"{card.name}, whose kernels are taken"
     )

@@ -29,18 +29,13 @@ _OPTIMIZERS = (
     "nadam",
     "radam",
     "adamw8bit",
-    "pagedadamw8bit",
 )
 _LOSSES = ("cross-entropy", "mse", "l1", "bce-with-logits", "sum", "mean")
 _TASKS = (
-    "causal-lm", "masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification",
-    "sequence-classification", "token-classification", "question-answering", "audio-classification",
-    "ctc", "base",
+    "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
+    "token-classification", "base",
 )  # fmt: skip
-_MARGINS = (
-    *("cuda_context", "kernels", "cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting"),
-    *("nccl", "ddp_buckets", "other_models"),
-)
+_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
 
 def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
@@ -61,7 +56,7 @@ def complete_targets(incomplete: str) -> list[str]:
     """Return scripts and models of transformers with a prefix."""
     from mempool.torch.model_presets import SHAPES
 
-    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2", "whisper"]
+    usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
     return scripts + _completion([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
 
@@ -72,7 +67,7 @@ def fit(
         typer.Argument(
             metavar="MODEL",
             autocompletion=complete_targets,
-            help="package.module:function, script.py, script.py:name, or transformers:NAME.",
+            help="transformers:NAME, or with --main script.py.",
         ),
     ],
     arguments: Annotated[
@@ -80,18 +75,11 @@ def fit(
         typer.Argument(metavar="-- ARGS", help="What a program finds in sys.argv."),
     ] = None,
     *,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="SPEC", help="What goes into the model: 'float32[B,3,224,224] mask=bool[B,S]'."),
-    ] = None,
     batch: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Samples in a batch; a list is a sweep.")
     ] = None,
     seq: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Length of sequences; a list is a sweep.")
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Height and width of images; a list is a sweep.")
     ] = None,
     task: Annotated[
         str | None,
@@ -104,18 +92,11 @@ def fit(
             metavar="NAME", autocompletion=complete_cards, help="Memory of this GPU: 'RTX 4090', 'A100 80GB'."
         ),
     ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|a,b",
-            help="Between the card and the host, as of `mempool swap`; the card's PCI Express if not given.",
-        ),
-    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_completion(("train", "inference", "eval")),
-            help="train, the default; inference: without gradients; eval: that within a training.",
+            autocompletion=_completion(("train", "inference")),
+            help="train, the default, or inference: without gradients.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -123,7 +104,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             autocompletion=_completion(_OPTIMIZERS),
-            help="adamw, sgd+momentum, ..., or module:function.",
+            help="adamw, sgd+momentum, ...",
         ),
     ] = None,
     loss: Annotated[
@@ -131,7 +112,7 @@ def fit(
         typer.Option(
             metavar="NAME",
             autocompletion=_completion(_LOSSES),
-            help="cross-entropy, mse, ..., or module:function.",
+            help="cross-entropy, mse, ...",
         ),
     ] = None,
     dtype: Annotated[
@@ -178,12 +159,6 @@ def fit(
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
         ),
     ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="So many train together (DistributedDataParallel), a GPU each."
-        ),
-    ] = None,
     remedies_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Most processor seconds for trying remedies.")
     ] = 40,
@@ -194,28 +169,27 @@ def fit(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the trace, for info, compare, show and swap.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a sweep, as .html or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object; of a sweep a list.")] = False,
 ) -> None:
     r"""Predict whether a model fits in a GPU's memory, without a GPU and without the memory.
 
-    A training step runs on tensors that have shapes and no values. A script
-    is imported, or with --main run as a program for some optimizer steps. This
-    needs PyTorch: pip install 'mempool\[torch]'.
+    A training step runs on tensors that have shapes and no values; with --main
+    a script runs as a program for some optimizer steps. This needs PyTorch:
+    pip install 'mempool\[torch]'. For a model of your own call
+    mempool.torch.fit(model, inputs) in Python.
 
     For example:
 
         mempool fit transformers:gpt2 --batch 8 --card "RTX 4090"
         mempool fit "transformers:LlamaConfig(num_hidden_layers=16)" --dtype bf16
-        mempool fit train.py:Net --inputs 'float32[B,3,224,224]' --batch 64
+        mempool fit transformers:gpt2 --batch 1,2,4,8 --seq 512,1024
         mempool fit train.py --main --limit 24GiB -- --epochs 1
-        mempool fit mypackage.models:make --batch 1,2,4,8 --seq 512,1024
-        mempool fit train.py --trace step.trace && mempool show step.trace
+        mempool fit transformers:gpt2 --trace step.trace && mempool show step.trace
     """
     from mempool.cli.fit.arguments import parse_request
 
-    request = parse_request({key: value for key, value in locals().items() if key not in ("plot", "json")})
-    _check_outputs(trace, plot, sweep=request.sweep)
+    request = parse_request({key: value for key, value in locals().items() if key != "json"})
+    _check_trace(trace, sweep=request.sweep)
     if importlib.util.find_spec("torch") is None:
         raise Stop(ExitCode.FAILED, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'")
     if request.main:
@@ -225,7 +199,10 @@ def fit(
             rehearse_program(request, trace, json=json)
             return
     results = _fit_sizes(request)
-    _write(results, trace, plot)
+    if trace is not None:
+        from traces.formats.parquet import write_trace
+
+        write_trace(results[0].fit.trace, trace)
     if json:
         from mempool.cli.fit.render import to_json
 
@@ -237,19 +214,14 @@ def fit(
         raise Stop(ExitCode.NEGATIVE)
 
 
-def _check_outputs(trace: Path | None, plot: Path | None, *, sweep: bool) -> None:
-    """Refuse unwritable or contradictory outputs before the work begins."""
-    if plot is not None and plot.suffix not in (".html", ".svg"):
-        raise typer.BadParameter(f"--plot: {plot} ends neither in .html nor in .svg")
-    if plot is not None and not sweep:
-        raise typer.BadParameter(
-            "--plot draws several sizes: give --batch 1,2,4,8, --seq or --image as a list"
-        )
-    if trace is not None and sweep:
+def _check_trace(trace: Path | None, *, sweep: bool) -> None:
+    """Refuse an unwritable file, or one for several sizes, before the work begins."""
+    if trace is None:
+        return
+    if sweep:
         raise typer.BadParameter("--trace is of one size, not of a sweep")
-    for path in (trace, plot):
-        if path is not None and (reason := write_obstacle(path)):
-            raise Stop(ExitCode.FILE, f"{path}: {reason}")
+    if reason := write_obstacle(trace):
+        raise Stop(ExitCode.FILE, f"{trace}: {reason}")
 
 
 def _fit_sizes(request: FitRequest) -> list[SizeResult]:
@@ -258,19 +230,6 @@ def _fit_sizes(request: FitRequest) -> list[SizeResult]:
         from mempool.cli.fit.compute import fit_sizes
 
         return list(fit_sizes(request, progress_line))
-
-
-def _write(results: list[SizeResult], trace: Path | None, plot: Path | None) -> None:
-    if trace is not None:
-        from traces.formats.parquet import write_trace
-
-        write_trace(results[0].fit.trace, trace)
-    if plot is not None:
-        from mempool.cli.fit.plot import draw
-        from traces.files import atomic
-
-        with atomic(plot) as temporary:
-            temporary.write_text(draw(results, page=plot.suffix == ".html"), encoding="utf-8")
 
 
 def _show(results: list[SizeResult], request: FitRequest) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
@@ -21,31 +18,29 @@ from mempool.torch.estimate import Job
 from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, check_allocators, estimate, judge
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.inputs import batch_dimension_note, fixed_size_note, sequence_first
 from mempool.torch.estimate.margins import margins, parse_margins
 from mempool.torch.estimate.program import run_program
 from mempool.torch.estimate.remedies.advise import advise
-from mempool.torch.estimate.sources.model_discovery import find_target
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
-from mempool.torch.estimate.sources.scripts import fake_execution
-from mempool.torch.estimate.sources.targets import Sizes
+from mempool.torch.estimate.sources.transformers_models import (
+    model_inputs,
+    sequence_length,
+    transformers_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
 
     from mempool.cli.fit.arguments import FitRequest
     from mempool.torch.estimate import Fit
-    from mempool.torch.estimate.inputs import Arguments
-    from mempool.torch.estimate.sources.targets import Target
+    from mempool.torch.estimate.sources.transformers_models import TransformersModel
     from traces import Trace
 
 
 WITHOUT_CUDA = (
-    "this PyTorch has no CUDA: the program ran on tensors without memory; with a CUDA build, "
-    "`mempool rehearse {}` runs it itself"
+    "this PyTorch has no CUDA: the program ran on tensors without memory, and those of the host, such as a "
+    "data set, count, too; with a CUDA build, `mempool rehearse {}` runs it itself"
 )
-_SAY = "name a function that takes batch, if it is another"
 
 
 @dataclass(frozen=True)
@@ -57,14 +52,12 @@ class SizeResult:
         title: description of the model or program.
         tried: the step in words: mode, batch, precision.
         seq: length of the sequences, if known.
-        image: requested height and width of images.
     """
 
     fit: Fit
     title: str
     tried: str
     seq: int | None = None
-    image: int | None = None
 
 
 def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterator[SizeResult]:
@@ -78,27 +71,12 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
         with stopping(request):
             yield _fit_program(request)
         return
-    scripts: dict[str, ModuleType] = {}
-    with _quiet(), fake_execution(request.job.get("device")):
-        for image in request.images:
-            for seq in request.seqs:
-                for batch in request.batches:
-                    with stopping(request):
-                        sizes = _sizes(request, seq, image)
-                        progress(f"making {request.target}")
-                        yield _fit_size(
-                            request, find_target(request.target, sizes, scripts), batch, image, progress
-                        )
-
-
-def _sizes(request: FitRequest, seq: int | None, image: int | None) -> Sizes:
-    return Sizes(
-        seq=seq,
-        image=image,
-        task=request.task,
-        inputs=request.inputs,
-        labels=request.job.get("mode", "train") == "train",
-    )
+    with _quiet():
+        for seq in request.seqs:
+            for batch in request.batches:
+                with stopping(request):
+                    progress(f"making {request.target}")
+                    yield _fit_size(request, seq, batch, progress)
 
 
 def _fit_program(request: FitRequest) -> SizeResult:
@@ -111,7 +89,6 @@ def _fit_program(request: FitRequest) -> SizeResult:
         done.trace,
         device,
         capability=capability,
-        processes=request.job.get("processes", 1),
         margin=parse_margins(list(request.margins)),
     )
     fitted = judge(
@@ -125,25 +102,24 @@ def _fit_program(request: FitRequest) -> SizeResult:
         whole=True,
     )
     notes = [*request.notes, *done.notes, WITHOUT_CUDA.format(request.target)]
-    fitted = replace(fitted, warnings=notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
+    fitted = fitted.with_warnings(notes if device == "cuda" else notes[:-1]).restricted(done.caveats)
     return SizeResult(fitted, str(request.target), f"{done.mode}, as a program, on {device}")
 
 
 def _fit_size(
-    request: FitRequest,
-    target: Target,
-    batch: int | None,
-    image: int | None,
-    progress: Callable[[str], object],
+    request: FitRequest, seq: int | None, batch: int | None, progress: Callable[[str], object]
 ) -> SizeResult:
-    job = _job(request, target, batch)
-    title = f"{request.target}" + (f", seq {target.seq:,}" if target.seq else "")
+    found = transformers_model(request.target.name, request.target.arguments, request.task)
+    length = sequence_length(found, seq)
+    if seq is not None and length is None:
+        raise UsageError(f"--seq would change nothing: {request.target} takes pictures")
+    job = _job(request, found, length, batch)
+    title = f"{request.target}" + (f", seq {length:,}" if length else "")
     options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
-    check = _BatchDimensionCheck(request, target, job.batch)
     fitted = estimate(
-        job.replace(model=check.watching(job.model)),
+        job,
         request.limit_bytes,
-        largest=False if check.fixed_size_note else request.largest,
+        largest=request.largest,
         progress=lambda now: progress(f"{title}: {now}"),
         **options,
     )
@@ -157,52 +133,20 @@ def _fit_size(
         fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
-    fitted = replace(fitted, warnings=[*request.notes, *target.notes, *fitted.warnings, *check.notes()])
-    return SizeResult(fitted, target.title, _description(job, target, image), target.seq, image)
+    fitted = replace(fitted, warnings=[*request.notes, *fitted.warnings])
+    model = f"{found.kind.__name__} of {found.config.model_type} ({found.task})"
+    return SizeResult(fitted, model, _description(job, length), length)
 
 
-def _description(job: Job, target: Target, image: int | None) -> str:
+def _description(job: Job, seq: int | None) -> str:
     parts = [job.mode, f"batch {job.batch:,}"]
-    if target.seq:
-        parts.append(f"seq {target.seq:,}")
-    if image:
-        parts.append(f"images of {image} x {image}")
+    if seq:
+        parts.append(f"seq {seq:,}")
     kinds = {name: getattr(job, name) for name in ("dtype", "autocast")}
     parts += [f"{name} {str(k).removeprefix('torch.')}" for name, k in kinds.items() if k is not None]
     if job.checkpoint:
         parts.append("activation checkpointing")
     return ", ".join([*parts, f"on {job.device}"])
-
-
-class _BatchDimensionCheck:
-    """Check that dimension 0 of a target's own inputs is the batch, needed for other batch sizes."""
-
-    def __init__(self, request: FitRequest, target: Target, batch: int) -> None:
-        search = request.limit_bytes is not None and request.largest is not False
-        self._modules: list[str] = []
-        self._batch, self._examples = target.batch or 0, None
-        if target.batch and (search or batch != target.batch):
-            self._examples = target.examples
-        searched = search and self._examples is not None
-        self.fixed_size_note = fixed_size_note(self._examples, self._batch, 0) if searched else None
-
-    def watching(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        """Wrap the model's factory so that the model is inspected when made."""
-
-        def made() -> nn.Module:
-            model = make()
-            if isinstance(model, nn.Module) and not self._modules:
-                self._modules += sequence_first(model)
-            return model
-
-        return made
-
-    def notes(self) -> list[str]:
-        """Return the lines for the user; call this after the model was made."""
-        if self._examples is None:
-            return []
-        line = batch_dimension_note(self._modules, self._examples, self._batch, 0, _SAY)
-        return [text for text in (self.fixed_size_note, line) if text]
 
 
 def _timed(job: Job) -> Trace:
@@ -212,43 +156,27 @@ def _timed(job: Job) -> Trace:
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
 
 
-def _job(request: FitRequest, target: Target, batch: int | None) -> Job:
-    assert target.inputs is not None
-    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": target.batch or 1}
-    attributes |= target.attributes | request.job
+def _job(request: FitRequest, found: TransformersModel, seq: int | None, batch: int | None) -> Job:
+    labels = request.job.get("mode", "train") == "train"
+
+    def inputs(size: int) -> Any:
+        return (), model_inputs(found, size, seq, labels=labels)
+
+    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": batch or 1} | request.job
     if request.optimizer is not None:
         attributes["optimizer"] = optimizer_of(request.optimizer)
     if request.loss is not None:
-        attributes |= {"loss": loss_of_name(request.loss), "labels": None}
+        attributes["loss"] = loss_of_name(request.loss)
     for name in ("dtype", "autocast"):
         if (dtype := getattr(request, name)) is not None:
             attributes[name] = getattr(torch, dtype)
-    if request.capability is not None and "capability" in Job.__dataclass_fields__:
+    if request.capability is not None:
         attributes["capability"] = request.capability
-    attributes |= {
-        name: getattr(request, name) for name in ("card", "link") if getattr(request, name) is not None
-    }
+    if request.card is not None:
+        attributes["card"] = request.card
     if request.margins:
-        attributes["margin"] = dict(attributes.get("margin", {})) | parse_margins(list(request.margins))
-    if batch is not None:
-        attributes["batch"] = batch
-    inputs = target.inputs
-    if attributes.get("dtype") is not None and attributes.get("autocast") is None:
-        inputs = _converted(inputs, attributes["dtype"])
-    return Job(model=target.model, inputs=inputs, **attributes)
-
-
-def _converted(inputs: Callable[[int], Arguments], dtype: torch.dtype) -> Callable[[int], Arguments]:
-    """Convert floating-point inputs to the type of the parameters, as the model requires."""
-
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def made(batch: int) -> Arguments:
-        found: Arguments = pytree.tree_map_only(torch.Tensor, convert, inputs(batch))
-        return found
-
-    return made
+        attributes["margin"] = parse_margins(list(request.margins))
+    return Job(model=found.model, inputs=inputs, **attributes)
 
 
 @contextlib.contextmanager
@@ -278,15 +206,9 @@ def stopping(request: FitRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings and logs of libraries about matters outside the user's control."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """Silence warnings of libraries about matters outside the user's control."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -54,7 +54,7 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
             allocators=tuple(_ALLOCATORS[name] for name in allocators),
             vary=None,
             limit=None,
-            options=options | {"ranks": request.job.get("processes", 1)},
+            options=options,
             quiet=json,
         ),
         trace,

@@ -1,4 +1,4 @@
-"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, a chart of a sweep."""
+"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, bars of a sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def to_json(result: SizeResult) -> dict[str, Any]:
         "model": result.title,
         "batch": result.fit.batch,
         "seq": result.seq,
-        "image": result.image,
         "mode": result.fit.mode,
         "device": result.fit.device,
     }
@@ -152,11 +151,11 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
     for text in first:
         console().print(plain(f"warning: {text}"))
     most = max(max(result.fit.needed_bytes for result in results), limit_bytes or 0)
-    columns = [name for name in ("image", "seq") if any(_size(result, name) for result in results)]
+    columns = ["seq"] if any(result.seq for result in results) else []
     header = [*columns, "batch", "peak load", "reserved", "in all", *["fits"] * (limit_bytes is not None), ""]
     lines = [
         [
-            *(f"{_size(result, name):,}" for name in columns),
+            *(f"{result.seq or 0:,}" for _ in columns),
             f"{result.fit.batch:,}",
             binary(result.fit.peak_bytes),
             binary(result.fit.reserved_bytes[result.fit.allocator]),
@@ -176,10 +175,6 @@ def show_sweep(results: Sequence[SizeResult], limit_bytes: int | None) -> None:
     for text in dict.fromkeys(text for result in results for text in result.fit.warnings):
         if text not in first:
             console().print(plain(f"note: {text}"))
-
-
-def _size(result: SizeResult, name: str) -> int:
-    return (result.image if name == "image" else result.seq) or 0
 
 
 def _summary(results: Sequence[SizeResult], limit_bytes: int) -> str:

@@ -71,8 +71,4 @@ int64_t mempool_room(void* client) {
   return pool.room();
 }
 
-int64_t mempool_misses(void* client) {
-  Client& one = *static_cast<Client*>(client);
-  const mempool::Guarded guard(one.pool().lock);
-  return static_cast<int64_t>(one.misses());
-}
+int64_t mempool_misses_with_next(void* client) { return static_cast<int64_t>(static_cast<Client*>(client)->misses_with_next()); }

@@ -13,8 +13,9 @@ namespace {
 constexpr int kDevices = 64;
 
 Hook hook_;
-// Captures and private pools in progress, by device; changed under `pooling_`.
+// Captures and private pools in progress, by device and in all; changed under `pooling_`.
 std::array<Atomic<int>, kDevices> pools_{};
+Atomic<int> all_pools_{0};
 Lock pooling_;
 
 Address address_of(void* pointer) noexcept { return reinterpret_cast<Address>(pointer); }
@@ -35,15 +36,24 @@ Client* client_of(int device) noexcept {
   return entry->client;
 }
 
+int concerns(std::size_t bytes) {
+  if (all_pools_.load(std::memory_order_acquire) != 0) return 1;
+  if (hook_.nobody_serves()) return 0;
+  const Presence::Here here;
+  const Hook::Entry* const entry = hook_.serving_here();
+  return entry != nullptr && entry->client->is_concerned_with(bytes) ? 1 : 0;
+}
+
 int allocate(std::size_t bytes, int device, std::intptr_t stream, void** address) {
+  if (has_pool(device)) return mempool_guest_private;
   if (hook_.nobody_serves()) return mempool_guest_host;
   const Presence::Here here;
-  if (has_pool(device)) return mempool_guest_host;
   Client* const client = client_of(device);
   if (client == nullptr) return mempool_guest_host;
   if (HostedMemory::any_request().load(std::memory_order_relaxed)) return mempool_guest_prepare;
-  *address = pointer_to(client->allocate_planned(bytes, stream));
-  return *address != nullptr ? mempool_guest_planned : mempool_guest_record;
+  bool recorded = false;
+  *address = pointer_to(client->allocate_planned(bytes, stream, recorded));
+  return *address != nullptr ? mempool_guest_planned : recorded ? mempool_guest_record : mempool_guest_host;
 }
 
 void record(void* address, std::size_t bytes, int device, std::intptr_t stream) {
@@ -142,6 +152,7 @@ void begin_pool(int device) {
   if (device < 0 || device >= kDevices) return;
   const Presence::Here here;
   const Guarded guard(pooling_);
+  all_pools_.fetch_add(1);
   if (pools_[static_cast<std::size_t>(device)].fetch_add(1) == 0) hold(device, true);
   CudaDevice::begin_capture(device);
 }
@@ -153,6 +164,7 @@ void end_pool(int device) {
   Atomic<int>& count = pools_[static_cast<std::size_t>(device)];
   if (count.load() == 0) return;  // a pool that was active before the guest came
   CudaDevice::end_capture(device);
+  all_pools_.fetch_sub(1);
   if (count.fetch_sub(1) == 1) hold(device, false);
 }
 
@@ -200,9 +212,9 @@ void stop() noexcept {
 }
 
 const mempool_guest_functions& functions() noexcept {
-  static const mempool_guest_functions all{&allocate,  &record,   &free,       &use,      &arena_of,    &wanted,
-                                           &offer,     &returned, &make_room,  &begin_pool, &end_pool,  &empty_cache,
-                                           &usage,     &each_live};
+  static const mempool_guest_functions all{
+      &concerns, &allocate, &record, &free, &use, &arena_of, &wanted, &offer, &returned,
+      &make_room, &begin_pool, &end_pool, &empty_cache, &usage, &each_live};
   return all;
 }
 

@@ -20,14 +20,17 @@ void stop() noexcept;
 extern "C" {
 
 enum mempool_guest_answer {
-  mempool_guest_host = 0,     // the host serves the request, unrecorded
+  mempool_guest_host = 0,     // the host serves the request, unrecorded, and frees the buffer
   mempool_guest_planned = 1,  // served at a planned address
   mempool_guest_record = 2,   // the host serves the request, and `record` follows
   mempool_guest_prepare = 3,  // get a block from the host first (`wanted`, `offer`), then ask again
+  mempool_guest_private = 4,  // a graph is captured, or a private pool is active: the host serves the request
 };
 
 // Table of functions for the guest; guest.cpp declares the same one.
 struct mempool_guest_functions {
+  // 0: the host serves a request of this size, which `allocate` need not know.
+  int (*concerns)(std::size_t bytes);
   int (*allocate)(std::size_t bytes, int device, std::intptr_t stream, void** address);
   void (*record)(void* address, std::size_t bytes, int device, std::intptr_t stream);
   // 1: planned, and freed, with the requested size in `bytes`; 0: the host frees the buffer.

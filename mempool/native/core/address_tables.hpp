@@ -33,9 +33,15 @@ class AddressMap {
     ++size_;
   }
 
-  void erase(Address key) noexcept {
+  // Erase and return the value at this key; null: there is none.
+  T* erase(Address key) noexcept {
+    if (entries_.empty()) return nullptr;
     std::size_t hole = home(key);
-    while (entries_[hole].key != key || entries_[hole].value == nullptr) hole = next(hole);
+    for (; entries_[hole].value != nullptr; hole = next(hole)) {
+      if (entries_[hole].key == key) break;
+    }
+    T* const value = entries_[hole].value;
+    if (value == nullptr) return nullptr;
     for (std::size_t slot = next(hole); entries_[slot].value != nullptr; slot = next(slot)) {
       // An entry may move back unless the entry's home lies cyclically in (hole, slot].
       const std::size_t from = home(entries_[slot].key);
@@ -46,13 +52,12 @@ class AddressMap {
     }
     entries_[hole].value = nullptr;
     --size_;
+    return value;
   }
 
   // Move the value at key `from` to key `to`.
   void rekey(Address from, Address to) noexcept {
-    T* const value = find(from);
-    erase(from);
-    place(to, value);
+    place(to, erase(from));
     ++size_;
   }
 

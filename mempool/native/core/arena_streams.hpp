@@ -49,6 +49,8 @@ class ArenaStreams {
   void set_plans(const std::vector<Planned>& plans);
   // Return true if this stream is the only one that has used the arena; the stream's index is then 0.
   bool is_sole(Stream stream) const noexcept { return stream == sole_stream_; }
+  // Return false if no stream, or a single one, has used the arena.
+  bool shared() const noexcept { return count_ > 1; }
   // Prepare memory for a stream: the stream's later work runs after all work queued on buffers freed there.
   // Return the stream's index, or kNone if the stream cannot get the memory now: a graph is being captured,
   // more streams use the arena than are distinguished, or streams do not share and the device was

@@ -431,7 +431,8 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
 
 // --- beside another allocator
 
-Address Client::allocate_planned(std::size_t bytes, Stream stream) noexcept try {
+Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorded) noexcept try {
+  recorded = is_small(bytes) && is_concerned_with(bytes);
   if (is_small(bytes)) return 0;
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
@@ -448,20 +449,22 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream) noexcept try 
     if (address == 0 && replaying_ && outcome != Outcome::dynamic) note(mine.follower, bytes, outcome);
   }
   ++stats_.outcomes[static_cast<std::size_t>(outcome)];
+  recorded = this->recorded();
   if (address == 0) return 0;
   count_allocation({address, pool_->round_up(bytes), false}, bytes);
   record_large(mine, address, bytes, stream);
   return address;
 } catch (...) {  // no host memory for a new thread's sequence
+  recorded = false;
   return 0;
 }
 
 void Client::record_outside(Address address, std::size_t bytes, Stream stream) noexcept try {
   const Guarded guard(pool_->lock);
-  if (pool_->outside().find(address) != nullptr) free_locked(address, stream, nullptr);  // ended unseen
+  free_outside(address);  // ended unseen
   const Pool::Given given{address, pool_->round_up(bytes), false};
   Sequence& mine = sequence(stream);
-  pool_->record_outside(address, bytes, stream);
+  pool_->outside().add(address, bytes, stream);
   count_allocation(given, bytes);
   if (!is_small(bytes)) return record_large(mine, address, bytes, stream);
   count_small_allocation(given, bytes);
@@ -485,20 +488,28 @@ Address Client::allocate_in_hole(std::size_t bytes, Stream stream) noexcept try 
 
 Client::Found Client::free_planned(Address address, std::size_t* bytes) noexcept {
   const Guarded guard(pool_->lock);
-  if (!pool_->arena_holds(address)) {
-    if (pool_->outside().find(address) == nullptr) return Found::unknown;
-    free_locked(address, 0, nullptr);
-    return Found::outside;
+  if (!pool_->arena_holds(address)) return free_outside(address) ? Found::outside : Found::unknown;
+  const Stream stream = pool_->stream_in_arena(address);
+  *bytes = free_in_arena(address, stream);
+  if (*bytes == 0) {
+    const Pool::Freed buffer = pool_->at(address);
+    *bytes = buffer.requested;
+    if (buffer.is_live()) free_locked(address, stream, nullptr);
   }
-  const Pool::Freed buffer = pool_->at(address);
-  *bytes = buffer.requested;
-  if (buffer.is_live()) free_locked(address, buffer.stream, nullptr);
   return Found::planned;
+}
+
+bool Client::free_outside(Address address) noexcept {
+  const OutsideBuffers::Buffer buffer = pool_->outside().take(address);
+  if (buffer.requested == 0) return false;
+  Client* const owner = pool_->owners().ends(buffer.owner, this);
+  if (owner != nullptr) owner->freed(address, buffer.requested, pool_->round_up(buffer.requested), buffer.stream);
+  return true;
 }
 
 void Client::forget_outside() noexcept {
   const Guarded guard(pool_->lock);
-  pool_->forget_outside();
+  pool_->outside() = {};
 }
 
 // Serve planned buffers of this stream only, because any other request may need the device.
@@ -528,21 +539,19 @@ bool Client::free(Address address, Stream stream, bool* dead) noexcept {
   return freed;
 }
 
+// Free a buffer in the arena. Return the requested size; 0: no live buffer at the address, or the slow path is required.
+std::size_t Client::free_in_arena(Address address, Stream stream) noexcept {
+  const Owner whose = pool_->owners().several() ? pool_->owner_in_arena(address) : Owners::kWhoever;
+  const std::size_t bytes = pool_->free_in_arena(address, stream);
+  if (bytes == 0) return 0;
+  Client* const owner = pool_->owners().ends(whose, this);
+  if (owner != nullptr) owner->freed(address, bytes, pool_->round_up(bytes), stream);
+  return bytes;
+}
+
 bool Client::free_locked(Address address, Stream stream, bool* dead) noexcept {
   if (dead != nullptr) *dead = false;
-  if (!recorded() && !pool_->owners().several()) {
-    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
-      count_free(bytes, pool_->round_up(bytes));  // a small buffer in a hole is possible
-      return true;
-    }
-  } else if (!recorded()) {
-    const Owner whose = pool_->owner_in_arena(address);
-    if (const std::size_t bytes = pool_->free_in_arena(address, stream)) {
-      Client* const owner = pool_->owners().ends(whose, this);
-      if (owner != nullptr) owner->freed(address, bytes, pool_->round_up(bytes), stream);
-      return true;
-    }
-  }
+  if (free_in_arena(address, stream) != 0) return true;
   const Pool::Freed freed = pool_->free(address, stream);
   if (dead != nullptr) *dead = freed.kind == Pool::Freed::dead;
   if (freed.kind == Pool::Freed::foreign || freed.kind == Pool::Freed::dead) {

@@ -78,10 +78,14 @@ class Client : private Live<Client> {
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
   // --- the hot path beside another allocator, which serves every request that the plan does not; any thread
-  // Return the planned address of a request, or 0: the other allocator serves the request, and record_outside()
-  // follows.
-  Address allocate_planned(std::size_t bytes, Stream stream) noexcept;
+  // Return the planned address of a request, or 0: the other allocator serves the request, and if `recorded`,
+  // record_outside() follows.
+  Address allocate_planned(std::size_t bytes, Stream stream, bool& recorded) noexcept;
   void record_outside(Address address, std::size_t bytes, Stream stream) noexcept;
+  // Return false if the request is the other allocator's alone: a small one, unless a trace or a history has it.
+  bool is_concerned_with(std::size_t bytes) const noexcept {
+    return !is_small(bytes) || records_small_.load(std::memory_order_relaxed);
+  }
   // Serve a request that the other allocator refuses from any hole of the arena; 0: there is none.
   Address allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
   // Free a buffer on the stream of its allocation. planned: in the arena, and freed, with the requested size in
@@ -248,6 +252,8 @@ class Client : private Live<Client> {
   ClientStats stats();
   // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
   std::uint64_t misses() const noexcept;
+  // Return `misses`, and one more if this thread's next request will miss the plan, as far as known.
+  std::uint64_t misses_with_next() noexcept;
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
   std::size_t take_live_peak() noexcept;
@@ -334,10 +340,14 @@ class Client : private Live<Client> {
   Pool::Given serve_large(Sequence& sequence, std::size_t bytes, Stream stream, Resized* resized);
   void count_free(std::size_t requested, std::size_t rounded) noexcept;
   void freed(Address address, std::size_t requested, std::size_t rounded, Stream stream) noexcept;
+  std::size_t free_in_arena(Address address, Stream stream) noexcept;
+  bool free_outside(Address address) noexcept;
   bool free_locked(Address address, Stream stream, bool* dead) noexcept;
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
   void prefetch_upcoming(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
+  // call whenever the trace or the history is switched
+  void note_small_recorded() noexcept { records_small_.store(trace_.on() || history_.on(), std::memory_order_relaxed); }
   bool recorded() const noexcept { return ring_.on() | trace_.on() | history_.on(); }  // as one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
   void boundary(Pattern* ended) noexcept;
@@ -400,6 +410,7 @@ class Client : private Live<Client> {
   Recorder<BriefEvent> ring_;
   TraceBuffer trace_;
   Recorder<RecordedEvent> history_{0};
+  Atomic<bool> records_small_{false};  // see note_small_recorded()
   std::vector<std::unique_ptr<Pattern>> patterns_;
   std::uint64_t patterns_admitted_ = 0;
   std::vector<Pattern*> known_;       // the same patterns, most recently used first
@@ -482,5 +493,7 @@ class ThreadCache {
   bool first_attempt = false;  // Client::FirstAttempt
   OutOfMemory out_of_memory;
 };
+
+inline bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
 
 }  // namespace mempool

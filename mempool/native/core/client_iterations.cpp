@@ -33,6 +33,15 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
+std::uint64_t Client::misses_with_next() noexcept {
+  const ThreadCache& cache = ThreadCache::mine();
+  const Guarded guard(pool_->lock);
+  const bool follows = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
+  const Follower::Next next = follows ? cache.sequence->follower.next_due() : Follower::Next{};
+  const bool hits = next.slot != nullptr && (next.slot->offset == kDynamic || pool_->is_slot_free(*next.slot, next.size));
+  return misses() + (hits ? 0 : 1);
+}
+
 // Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates
 // only one counter.
 void Client::begin_latest() noexcept {

@@ -49,6 +49,7 @@ void Client::set_tracing(bool on, const std::string& folder, std::size_t piece) 
   const Guarded guard(pool_->lock);
   flight::note(flight::tracing, uid_, 0, on);
   trace_.set_on(on, folder, piece);
+  note_small_recorded();
 }
 
 Client::Recording Client::recording(std::size_t allocations) {
@@ -106,6 +107,7 @@ void Client::set_history(std::size_t events) {
   }
   if (events != history_.capacity()) history_ = Recorder<RecordedEvent>(events);
   history_.set_on(events != 0);
+  note_small_recorded();
 }
 
 }  // namespace mempool

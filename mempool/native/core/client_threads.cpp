@@ -56,7 +56,6 @@ ThreadCache::~ThreadCache() {
 
 void Client::Bypass::enter() noexcept { ++ThreadCache::mine().bypass; }
 void Client::Bypass::leave() noexcept { --ThreadCache::mine().bypass; }
-bool Client::Bypass::active() noexcept { return ThreadCache::mine().bypass != 0; }
 
 // --- fork: the child inherits every lock in a known state, and no thread except the forking one
 
@@ -81,6 +80,7 @@ void Client::after_fork_in_child() noexcept {
     client->trace_.leave();
     client->history_.set_on(false);
     client->history_.clear();
+    client->note_small_recorded();
   }
   after_fork_in_parent();
 }

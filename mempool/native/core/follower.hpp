@@ -46,6 +46,15 @@ class Follower {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
   }
+  // Return the expected allocation and its slot; without a slot while the follower is out of step.
+  struct Next {
+    const Slot* slot = nullptr;
+    std::uint64_t size = 0;
+  };
+  Next next_due() const noexcept {
+    if (strays_ != 0 || expected() == 0) return {};
+    return {&table_->slots[position_ * std::size_t{pattern_->unroll} + column_], expected()};
+  }
   void advance(std::uint64_t size) noexcept {
     recent_[count_++ % kWindow] = size;
     ++position_;

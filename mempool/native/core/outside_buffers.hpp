@@ -31,11 +31,14 @@ class OutsideBuffers {
     buffers_.insert(address, buffer);
   }
   Buffer* find(Address address) const noexcept { return buffers_.find(address); }
-  // `buffer`: the buffer at this address.
-  void erase(Address address, Buffer* buffer) noexcept {
-    buffers_.erase(address);
+  // Return and forget the buffer at this address; nothing was requested for a buffer that is not known.
+  Buffer take(Address address) noexcept {
+    Buffer* const buffer = buffers_.erase(address);
+    if (buffer == nullptr) return {};
+    const Buffer taken = *buffer;
     buffer->next = unused_;
     unused_ = buffer;
+    return taken;
   }
   std::size_t size() const noexcept { return buffers_.size(); }
 

@@ -280,11 +280,6 @@ Pool::Given Pool::allocate_in_hole(std::size_t bytes, Stream stream) noexcept tr
   return {};
 }
 
-void Pool::record_outside(Address address, std::size_t bytes, Stream stream) {
-  if (OutsideBuffers::Buffer* const known = outside_.find(address)) outside_.erase(address, known);
-  outside_.add(address, bytes, stream);
-}
-
 // `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
 // stream.
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
@@ -461,11 +456,6 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
   if (arena_holds(address)) {
     const Freed freed = at(address);
     if (freed.is_live()) release_in_arena(address, stream);
-    return freed;
-  }
-  if (OutsideBuffers::Buffer* const buffer = outside_.find(address)) {
-    const Freed freed = at(address);
-    outside_.erase(address, buffer);
     return freed;
   }
   if (const SmallBlocks::Place place = small_.find(address); place.in_a_region) return free_small(place, address, stream);

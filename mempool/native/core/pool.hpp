@@ -78,16 +78,20 @@ class Pool : private Live<Pool>, private Idle {
   // the arena is unchanged, except that after Refusal::device an arena without live ranges may have been
   // released.
   Refusal take_arena(std::size_t bytes) noexcept;
+  // Return whether the arena has the slot's range, and no live range intersects it.
+  bool is_slot_free(const Slot& slot, std::size_t bytes) const noexcept {
+    const Offset end = slot.offset + bytes;
+    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return false;
+    if (drain_.any() && drain_.has(slot.offset)) return false;
+    // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
+    return occupancy_.is_free(slot.offset, end, slot.slots_before_end) ||
+           occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end));
+  }
   // Return the planned address, or 0 if a live range intersects the slot, the arena is shorter than the plan,
   // or another stream used the memory last and cannot be waited for now.
   Address take_planned(const Slot& slot, std::size_t bytes, Stream stream) noexcept {
+    if (!is_slot_free(slot, bytes)) return 0;
     const Offset end = slot.offset + bytes;
-    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return 0;
-    if (drain_.any() && drain_.has(slot.offset)) return 0;
-    if (!occupancy_.is_free(slot.offset, end, slot.slots_before_end)) {
-      // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
-      if (!occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end))) return 0;
-    }
     if (!streams_.is_sole(stream)) {
       const StreamIndex stream_index = streams_.prepare(slot.offset, end, stream);
       if (stream_index == ArenaStreams::kNone) return 0;
@@ -126,12 +130,8 @@ class Pool : private Live<Pool>, private Idle {
   enum class Holes : std::uint8_t { kept, open, needed };
   Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
 
-  // Record a live buffer that the framework's own allocator serves. A buffer known at the address is forgotten.
-  // May throw std::bad_alloc.
-  void record_outside(Address address, std::size_t bytes, Stream stream);
-  const OutsideBuffers& outside() const noexcept { return outside_; }
-  // Forget all of these buffers.
-  void forget_outside() noexcept { outside_ = {}; }
+  // Live buffers that the framework's own allocator serves.
+  OutsideBuffers& outside() noexcept { return outside_; }
   // Allocate in any hole of the arena, although a plan may need the place; 0: no hole is large enough.
   Given allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
 
@@ -166,6 +166,10 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t free_in_arena(Address address, Stream stream) noexcept {
     if (!arena_holds(address) || !uses_.empty()) return 0;
     return release_in_arena(address, stream);
+  }
+  // The stream of the allocation of a live buffer in the arena.
+  Stream stream_in_arena(Address address) const noexcept {
+    return streams_.shared() ? streams_.stream_of(occupancy_.at(address - arena_base_).stream_index) : streams_.first();
   }
   // --- the client that counts a buffer, if the pool has several clients
   Owners& owners() noexcept { return owners_; }

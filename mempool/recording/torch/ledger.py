@@ -125,7 +125,6 @@ class Ledger:
             infer shapes, do not.
         apart: true once an operation of a wrapper was decomposed, which may infer shapes so.
         modules: number of the module that owns a buffer, if other than the module that made the buffer.
-        scratch_of: for each buffer inside of a kernel, the buffer of the kernel's result.
     """
 
     def __init__(self, rows: Rows, now: Callable[[], int], *, places: bool = False) -> None:
@@ -136,7 +135,6 @@ class Ledger:
         self.devices: dict[torch.device, int] = {}
         self.categories: dict[int, tuple[int, str]] = {}
         self.modules: dict[int, int] = {}
-        self.scratch_of: dict[int, int] = {}
         self.mode: Any = None
         self.apart = False
         self._outside: dict[int, Known] = {}  # storages that no operation made, by address
@@ -196,7 +194,6 @@ class Ledger:
         known = None if self._places else self.known.get(id(loss.untyped_storage()))
         if known is not None and loss.dim() == 0 and known.size > loss.element_size():
             buffer = next(self._numbers)
-            self.scratch_of[buffer] = known.buffer
             size_head = SIZE | known.device << THREAD
             ends = FREE, buffer, self._now()
             self._rows.extend((head | ALLOC, buffer, time_ns, size_head, buffer, known.size, *ends))

@@ -115,15 +115,6 @@ class AccessRecorder(TorchDispatchMode):
         """Declare the role of some tensors' storages in the program."""
         self._ledger.own(category, tensors)
 
-    def buffer_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the number in the trace of a tensor's buffer; None if the tensor is unknown."""
-        known = self._known.get(id(tensor.untyped_storage()))
-        return None if known is None else known.buffer
-
-    def result_of(self, buffer: int) -> int:
-        """Return the result of the kernel inside of which a buffer was; the buffer itself if of no kernel."""
-        return self._ledger.scratch_of.get(buffer, buffer)
-
     def mark(self, name: str) -> None:
         """Mark the beginning of a phase.
 

@@ -42,7 +42,7 @@ struct Follower {
   std::int64_t (*misses)(void*) = nullptr;
   void* client = nullptr;
   std::int64_t misses_before = 0;
-  std::int64_t checked_bytes = 0;  // operations that need as much look whether the pool's plan was missed
+  std::int64_t checked_bytes = 0;  // operations that need as much look whether they or others miss the pool's plan
   std::int64_t (*room)(void*) = nullptr;
   bool is_checked = false;         // whether to ask for room: not as long as the pool has places for all that is planned
   std::int64_t foreign_bytes = 0;  // bytes of storages outside the pool, which count against the limit too
@@ -127,7 +127,6 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
         signature_of(op, *stack, operation, all.place.device, storages) != expected->signature) return false;
     for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
   }
-  if (all.may_lack(expected->need)) return false;
   const auto at = static_cast<std::int64_t>(all.at);
   if (c10::List<at::Tensor> absent = parked_among(storages); (expected->actions & Expected::kBefore) != 0 || !absent.empty()) {
     call_python(before, {absent, at});
@@ -135,6 +134,7 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     if (!absent.empty()) call_python(before, {absent, at});
     if (!all.is_following() || !parked_among(storages).empty()) return false;
   }
+  if (all.may_lack(expected->need)) return false;  // after the moves due, which make room
   for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
   const Addresses given = addresses_of(storages);
   const bool calls = (expected->actions & Expected::kAfter) != 0;
@@ -220,7 +220,8 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
 // for results. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, int sends_next, const void* mode, int cuda,
                                           std::int64_t (*misses)(void*), std::int64_t (*room)(void*), void* client,
-                                          int is_checked, std::int64_t checked_bytes, std::int64_t foreign_bytes) {
+                                          std::int64_t misses_before, int is_checked, std::int64_t checked_bytes,
+                                          std::int64_t foreign_bytes) {
   if (mempool_follower_await(mode, cuda) == 0) return 0;
   Follower& all = follower();
   all.expected = table;
@@ -228,7 +229,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   all.sends_next = sends_next != 0;
   all.misses = misses;
   all.client = client;
-  all.misses_before = misses(client);
+  all.misses_before = misses_before;
   all.checked_bytes = checked_bytes;
   all.room = room;
   all.is_checked = is_checked != 0;

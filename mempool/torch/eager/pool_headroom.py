@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.reporting.outcomes import missed
 from mempool.torch.offload.options import OPTIONS
 from mempool.units import sized
 
@@ -30,6 +29,7 @@ class PoolHeadroom:
         holds_arena: whether the pool has any arena.
         is_checked: whether to ask the pool; False while an iteration goes by the pool's plan.
         is_followed: whether storages are made that nobody registers at once.
+        misses_before: allocations that had missed the pool's plan when the iteration began.
         foreign_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
     """
 
@@ -44,7 +44,7 @@ class PoolHeadroom:
         self._pool.set_budget(limit_bytes)
         self._reported_bytes = 0
         self._peak_before = 0  # peak before the limit was requested
-        self._misses_before = 0  # misses when the iteration began
+        self.misses_before = 0
         self._final: dict[str, Any] | None = None  # values at the end
 
     def request(self, limit_bytes: int) -> None:
@@ -62,19 +62,19 @@ class PoolHeadroom:
         self.is_checked = not (self.serves_schedule and by_plan)
         if not self.is_followed:
             self.foreign_bytes = 0
-        self._misses_before = 0 if self.is_checked else self._misses()
+        self.misses_before = 0 if self.is_checked else self._client.misses()
 
     def lacks(self, more: int) -> bool:
         """Return whether the pool lacks room for `more` bytes, as far as the pool is asked.
 
-        In an iteration by the pool's plan, the pool is asked again after an allocation missed its planned
+        In an iteration by the pool's plan, the pool is asked again once an allocation misses its planned
         place, as when the plan is for another pattern: large results must not be allocated outside the arena
         then.
         """
         if not self.is_checked:
             if (
                 more < self.limit_bytes // OPTIONS.checked_operation_divisor
-                or self._misses() == self._misses_before
+                or self._client.misses_with_next() == self.misses_before
             ):
                 return False
             self.is_checked = True
@@ -83,10 +83,6 @@ class PoolHeadroom:
     def note_growth(self, more: int) -> None:
         """Ask the pool again if an operation makes many more bytes than in this place the last time."""
         self.is_checked |= more >= self.limit_bytes // OPTIONS.checked_operation_divisor
-
-    def _misses(self) -> int:
-        """Return the total number of allocations that missed the pool's plan."""
-        return missed(self._client.stats()["outcomes"])
 
     def left(self) -> int:
         """Return the bytes that operations may still allocate."""

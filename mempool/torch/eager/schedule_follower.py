@@ -90,7 +90,7 @@ class ScheduleFollower:
         """Start with the mode seeing all operations."""
         self._mode, self._client, self._headroom = mode, client, headroom
         self._iterations, self._admission = iterations, admission
-        self._storages, self._transfers = mode.storages, mode.transfers
+        self._storages, self._transfers, self._operations = mode.storages, mode.transfers, mode.operations
         self._library = interposer.library()
         self._is_cuda = self._storages.device == "cuda"
         self._learning: ExpectedOperations | None = None
@@ -151,6 +151,7 @@ class ScheduleFollower:
                 _core.torch_misses_function(),
                 _core.torch_room_function(),
                 self._client.handle,
+                self._headroom.misses_before,
                 self._headroom.is_checked,
                 self._headroom.limit_bytes // OPTIONS.checked_operation_divisor,
                 self._storages.foreign_bytes,
@@ -237,7 +238,7 @@ class ScheduleFollower:
         if self._storages.find(storage) is not None:
             return
         born = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
-        if (record := self._storages.register(tensor, storage, born, self._mode.clock)) is None:
+        if (record := self._storages.register(tensor, storage, born, self._operations.clock)) is None:
             return
         if born is None:
             self._iterations.current.initial_records.append(record)
@@ -249,9 +250,8 @@ class ScheduleFollower:
     def before(self, absent: list[torch.Tensor], at: int) -> None:
         """Make the moves due before operation `at`, and reload the arguments that are absent."""
         self.calls += 1
-        mode = self._mode
         if self._storages.dead:
-            mode.remove_dead()
+            self._operations.remove_dead()
         self._iterations.move_before(at, ())
         records = [
             record
@@ -261,7 +261,7 @@ class ScheduleFollower:
         ]
         if any(record.state == OFFLOADED for record in records):
             self._iterations.skip_to(at)
-            mode.admit(0, records)
+            self._operations.admit(0, records)
         else:
             self._transfers.reload_each(records)
         self._iterations.note_finished_reloads(at)

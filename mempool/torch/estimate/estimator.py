@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mempool.analysis.compare import RECORDED, parse_allocator
 from mempool.errors import UsageError
@@ -72,8 +72,7 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
 
 def margins_of(job: Job, trace: Trace) -> dict[str, int]:
     """Return a GPU's memory outside all recorded operations, by name, in bytes."""
-    options: dict[str, Any] = {"capability": job.capability, "processes": job.processes}
-    return margins(trace, job.device, **options, margin=job.margin)
+    return margins(trace, job.device, capability=job.capability, margin=job.margin)
 
 
 def needed(job: Job, allocator: str) -> int:
@@ -150,14 +149,29 @@ def estimate(
     if fitted.first_step_bytes > fitted.peak_bytes:
         more = fitted.first_step_bytes - fitted.peak_bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    found = None
-    if limit_bytes is not None and largest is not False:
-        known = {job.batch: fitted.needed_bytes}
-        try:
-            found = largest_batch(job, limit_bytes, allocators[0], known=known, progress=progress)
-        except NoLargestBatchError as error:
-            warnings.setdefault(str(error))
-    return replace(fitted, largest_batch=found, warnings=list(warnings))
+    fitted = fitted.with_warnings(list(warnings))
+    if limit_bytes is None or largest is False:
+        return fitted
+    return with_largest_batch(job, fitted, progress=progress)
+
+
+def with_largest_batch(job: Job, fit: Fit, *, progress: Callable[[str], object] = lambda _: None) -> Fit:
+    """Return the result of a job with the largest batch that fits, or a warning where none exists.
+
+    Args:
+        job: the job.
+        fit: its result, with a limit.
+        progress: called with the name of each trial.
+
+    Raises:
+        UsageError: a batch cannot be tried.
+    """
+    known = {job.batch: fit.needed_bytes}
+    try:
+        found = largest_batch(job, fit.limit_bytes or 0, fit.allocator, known=known, progress=progress)
+    except NoLargestBatchError as error:
+        return replace(fit, warnings=[*fit.warnings, str(error)])
+    return replace(fit, largest_batch=found)
 
 
 def judge(

@@ -10,17 +10,9 @@ from torch import nn
 
 from mempool.errors import UsageError
 from mempool.recording.optimizers import hooked_optimizer
-from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, estimate
+from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, estimate, with_largest_batch
 from mempool.torch.estimate.fake.isolation import shared_isolation
-from mempool.torch.estimate.inputs import (
-    batch_dimension,
-    batch_dimension_note,
-    batch_of,
-    call_arguments,
-    fixed_size_note,
-    resizable,
-    sequence_first,
-)
+from mempool.torch.estimate.inputs import batch_doubt, batch_of, call_arguments, resizable, sequence_first
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.remedies.advise import advise
 from mempool.units import parse_memory
@@ -29,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mempool.torch.estimate.result import Fit
+
+_ADVICE = "give batch_dim=, or a function of the batch as inputs; no largest batch is searched"
 
 
 def fit(
@@ -62,16 +56,14 @@ def fit(
             as ``mempool fit --optimizer`` accepts.
         batch: samples; by default as many as the inputs have. Tensors with this size in the batch dimension
             are resized for other batches.
-        batch_dim: the batch dimension. By default the first one, or the second one if the model is, or begins
-            with, a recurrent module or a transformer that takes the length first; a warning reports the
-            choice if doubtful.
+        batch_dim: the batch dimension. By default the first one; if that is doubtful, as for a model that
+            takes the length first, a warning says so and no largest batch is searched.
         limit: of the device's memory, in bytes or as "24GiB".
         loss: of the output, and of ``labels`` if given; or a name such as "cross-entropy". By default the
             output's ``loss``, as models of transformers return; else the sum of floating-point outputs, with
             a warning.
         labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
-        mode: "train", "inference" (no gradients, no optimizer), or "eval" (no gradients, while the
-            optimizer's state of training is alive).
+        mode: "train", or "inference" (no gradients, no optimizer).
         device: "cuda" or "cpu": the device of the real step.
         allocators: allocators to simulate for the reserved bytes; the first one decides whether the job fits.
         remedies: whether to try remedies, too: some tens of runs.
@@ -85,7 +77,7 @@ def fit(
     Raises:
         UsageError: an argument makes no sense, or the step cannot be tried; one line says where and why.
     """
-    dim = batch_dimension(model, inputs) if batch_dim is None else batch_dim
+    dim = batch_dim or 0
     if dim < 0:
         raise UsageError(f"batch_dim is {dim}: it cannot be below zero")
     own_batch = batch_of(inputs, labels, dim=dim) if not callable(inputs) else None
@@ -100,8 +92,7 @@ def fit(
         raise UsageError(f"the model is a {type(model).__name__}, not a torch.nn.Module or what makes one")
     examples = resizable(inputs, own_batch, dim)
     largest = options.pop("largest", None)
-    notes: list[str] = []
-    modules: list[str] = []
+    modules: list[str] = []  # that take the length first
     by_name: dict[str, Any] = {"optimizer": optimizer, "loss": loss}  # functions, or names of them
 
     def make() -> nn.Module:
@@ -124,15 +115,17 @@ def fit(
     except TypeError as error:
         raise UsageError(str(error)) from None
     limit_bytes = parse_memory(limit) if isinstance(limit, str) else limit
-    search = limit_bytes is not None and largest is not False
-    if search and own_batch is not None and (note := fixed_size_note(inputs, own_batch, dim)):
-        notes, largest = [note], False
     result = fit_job(
-        job, limit_bytes, allocators=allocators, remedies=remedies, largest=largest, progress=progress
+        job, limit_bytes, allocators=allocators, remedies=remedies, largest=False, progress=progress
     )
-    if own_batch is not None and (search or batch != own_batch):
-        notes += [text for text in [batch_dimension_note(modules, inputs, own_batch, dim)] if text]
-    return replace(result, warnings=[*result.warnings, *notes]) if notes else result
+    search = limit_bytes is not None and largest is not False
+    doubt = None
+    if batch_dim is None and own_batch is not None and (search or batch != own_batch):
+        doubt = batch_doubt(modules, (inputs, labels), own_batch)
+    if doubt is not None:
+        text = f"the batch is taken to be the first dimension, though {doubt}: {_ADVICE}"
+        return replace(result, warnings=[*result.warnings, text])
+    return with_largest_batch(job, result, progress=progress) if search else result
 
 
 @shared_isolation()

@@ -77,7 +77,6 @@ _SEQUENCES = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-ADVICE = "say batch_dim=, or give a function of the batch's size as inputs"
 
 
 def sequence_first(model: nn.Module) -> list[str]:
@@ -96,80 +95,17 @@ def _batch_first(module: nn.Module) -> bool:
     return bool(getattr(module, "batch_first", False))
 
 
-def batch_dimension(model: Any, inputs: Any) -> int:
-    """Return the batch dimension: 1 for 3-d inputs of a leading recurrent module or transformer, else 0."""
-    while isinstance(model, nn.Sequential) and len(model):
-        model = model[0]
-    if isinstance(model, (nn.TransformerEncoder, nn.TransformerDecoder)):
-        model = model.layers[0]
-    direct = isinstance(model, _SEQUENCES) and not _batch_first(model)
-    return int(direct and next((t.dim() == 3 for t in _tensors(inputs)), False))
+def batch_doubt(modules: list[str], inputs: Any, batch: int) -> str | None:
+    """Return why example inputs cannot be resized along their first dimension, else None.
 
-
-def batch_dimension_note(
-    modules: list[str], inputs: Any, batch: int, dim: int, hint: str = ADVICE
-) -> str | None:
-    """Return a note on the assumed batch dimension if doubtful, else None.
-
-    ``modules`` are the types returned by `sequence_first`; ``say`` is advice to the user.
+    Args:
+        modules: types of the model's modules that take the length first, from `sequence_first`.
+        inputs: the examples.
+        batch: size of the first dimension of the first tensor.
     """
-    tensors = _tensors(inputs)
-    if dim or not (modules or any(t.size(0) != batch for t in tensors)):
-        return None
-    taken = [str(tuple(t.shape)) for t in tensors if t.dim() > dim and t.size(dim) == batch]
-    why = f"{modules[0]} takes the length first" if modules else "inputs differ in it"
-    return f"batch: dimension {dim} of {', '.join(taken[:3])}, though {why}; {hint}"
-
-
-def fixed_size_note(inputs: Any, batch: int, dim: int) -> str | None:
-    """Return a note on inputs without a batch to search for, such as the edges of a graph, else None."""
-    for tensor in _tensors(inputs):
-        edges = tensor.dim() == 2 and tensor.size(0) == 2 and tensor.dtype in (torch.int64, torch.int32)
-        if dim == 0 and (edges or tensor.dim() == 1) and tensor.size(0) != batch:
-            shape = tuple(tensor.shape)
-            return f"no largest batch: an input of {shape} does not grow with the batch of {batch:,}"
-    return None
-
-
-def _tensors(inputs: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(inputs)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
-
-
-_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions", "max_seq_len")
-#: Types of rotary positions that a factor stretches, without a count of the original positions.
-_STRETCHED = ("linear", "dynamic")
-
-
-def most_positions(config: Any) -> int | None:
-    """Return the largest number of tokens that a configuration has positions for; None: not known."""
-    text = config.get_text_config()
-    found = next((n for name in _FIELDS if isinstance(n := getattr(text, name, None), int) and n > 0), None)
-    if found is not None and getattr(text, "pad_token_id", None) == 1 and "oberta" in type(text).__name__:
-        return found - 2  # positions begin after the padding's
-    return None if found is None else int(found * _stretch(text))
-
-
-def _stretch(text: Any) -> float:
-    """Return the factor by which rotary positions extend the configuration's count."""
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
-    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHED:
-        return 1
-    factor = rope.get("factor")
-    return factor if isinstance(factor, (int, float)) and factor > 1 else 1
-
-
-def positions_warning(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return a warning if the model gets more tokens than positions, else None."""
-    config = getattr(model, "config", None)
-    if not hasattr(config, "get_text_config") or (most := most_positions(config)) is None:
-        return None
-    tokens = kwargs.get("input_ids", args[0] if args else None)
-    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point() or tokens.dim() != 2:
-        return None
-    if (length := tokens.size(1)) <= most:
-        return None
-    return (
-        f"sequences of {length:,} tokens are longer than the {most:,} positions that the "
-        f"{type(model).__name__} was made for: the memory is counted, what it would answer is another matter"
-    )
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 0]
+    if modules and any(tensor.dim() == 3 for tensor in tensors):
+        return f"{modules[0]} takes the length first"
+    odd = next((tuple(tensor.shape) for tensor in tensors if tensor.size(0) != batch), None)
+    return None if odd is None else f"an input of {odd} does not begin with the batch of {batch:,}"

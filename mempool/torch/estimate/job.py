@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: Kinds of steps, the values of `Job.mode`.
-MODES = ("train", "inference", "eval")
+MODES = ("train", "inference")
 DEVICES = ("cuda", "cpu")
 
 
@@ -34,14 +34,15 @@ class Job:
             as ``mempool fit --loss`` accepts. None: the output's own ``loss`` if present, else the sum of the
             output's floating-point tensors.
         labels: second argument of the loss, for a batch size; None for no second argument.
-        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients;
-            "eval": the same in a process that trains, so that the optimizer's state is alive.
+        mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients.
         device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
-        dtype: of the floating-point parameters, or a name; None: as made.
+        dtype: of the floating-point parameters, or a name; None: as made. Without autocast floating-point
+            inputs get this type, too.
         autocast: lower precision of the forward; None: none.
-        checkpoint: whether the repeated blocks recompute their activations in the backward; a string selects
-            modules by name instead, as in ``fnmatch``.
+        checkpoint: whether the model's blocks recompute their activations in the backward.
+        save_on_cpu: whether tensors kept for the backward are on the host, as in
+            ``torch.autograd.graph.save_on_cpu``.
         accumulate: batches whose gradients add up to one optimizer step.
         hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
             without functions does; else they die after their last use. None: in training they are kept;
@@ -49,14 +50,10 @@ class Job:
             output, which with a key-value cache may be most of the memory.
         card: name of a GPU in `mempool.hardware.gpu_throughput`, whose rates determine times; None: the
             default.
-        link: between the GPU and the host, as `solvers.swap.parse_link` accepts; None: the card's.
-        processes: number of processes that train together with DistributedDataParallel, one GPU each: a
-            margin.
         margin: bytes by name in `margins.PARTS` that replace the estimates.
-        set_to_none: whether gradients are freed after a step, or filled with zeros.
 
     Raises:
-        UsageError: mode or device is unknown, or batch or processes is below one.
+        UsageError: mode or device is unknown, or batch is below one.
     """
 
     model: Callable[[], nn.Module]
@@ -70,13 +67,11 @@ class Job:
     capability: tuple[int, int] = (8, 0)
     dtype: torch.dtype | None = None
     autocast: torch.dtype | None = None
-    checkpoint: bool | str = False
+    checkpoint: bool = False
+    save_on_cpu: bool = False
     accumulate: int = 1
     hold_output: bool | None = None
-    set_to_none: bool = True
     card: str | None = None
-    link: str | None = None
-    processes: int = 1
     margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,8 +82,6 @@ class Job:
             raise UsageError(f"no device {self.device!r}; there are {', '.join(DEVICES)}")
         if self.batch < 1 or self.accumulate < 1:
             raise UsageError(f"batch is {self.batch}, accumulate {self.accumulate}: neither can be below one")
-        if self.processes < 1:
-            raise UsageError(f"processes is {self.processes}: it cannot be below one")
         if self.optimizer is None and self.mode != "inference":
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
 

@@ -46,7 +46,7 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
     while need(high) <= limit_bytes:
         if high >= OPTIONS.batch:
             raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
-        low, high = high, min(_beyond(known, low, high, limit_bytes), OPTIONS.batch)
+        low, high = high, min(2 * high, OPTIONS.batch)
     slow = False
     while high - low > 1:
         between = high - low
@@ -57,18 +57,6 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
             high = middle
         slow = not slow and 2 * (high - low) > between
     return low
-
-
-def _beyond(known: dict[int, int], low: int, high: int, limit: int) -> int:
-    """Return a larger batch that probably does not fit: by the line through the last two, at least doubled.
-
-    An allocator takes memory by segments: across a step the line is too steep, and predicts a batch that is
-    hardly larger. So the increment is at least doubled.
-    """
-    if low and known[high] > known[low]:
-        slope = (known[high] - known[low]) / (high - low)
-        return max(high + 2 * (high - low), int(high + (limit - known[high]) / slope) + 1)
-    return 2 * high
 
 
 def _guess(known: dict[int, int], low: int, high: int, limit: int) -> int:

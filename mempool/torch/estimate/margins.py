@@ -31,18 +31,13 @@ PARTS = {
     "cuda_context": "the driver's context: code, stacks and queues of the process on the device",
     "kernels": "kernels of PyTorch, cuBLAS and cuDNN, loaded when first used",
     "cublas_workspace": "scratch memory of cuBLAS, for each thread that multiplies matrices",
-    "cublaslt_workspace": "scratch memory of cuBLASLt, where it does not share that of cuBLAS",
     "cudnn_workspace": "by how much convolutions with their scratch memory exceed the peak",
-    "sorting": "likewise for sorting",
-    "other_models": "models that a script holds beside the one it trains, such as an average of its weights",
-    "nccl": "buffers of NCCL's connections, where several processes train together",
-    "ddp_buckets": "DistributedDataParallel's copy of the gradients",
+    "other_models": "memory outside the step, such as an average of the weights; only as given",
 }
-IN_ALLOCATOR = ("cublas_workspace", "cublaslt_workspace", "cudnn_workspace", "sorting", "ddp_buckets")
+IN_ALLOCATOR = ("cublas_workspace", "cudnn_workspace", "other_models")
 
 _PRODUCTS = re.compile(r"^aten::_?(scaled_)?(mm|addmm|bmm|baddbmm|addbmm|matmul|linear)\b")
 _CONVOLUTIONS = re.compile(r"^aten::(cudnn_|_)?convolution")
-_SORTS = re.compile(r"^aten::(sort|argsort|topk|kthvalue|median|_unique)")
 
 
 def margins(
@@ -50,7 +45,6 @@ def margins(
     device: str = "cuda",
     *,
     capability: tuple[int, int] = (8, 0),
-    processes: int = 1,
     margin: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the bytes that a GPU needs beyond the trace of a fake run, by name; `PARTS` describes the names.
@@ -59,7 +53,6 @@ def margins(
         trace: of the run, with names of operations and marks of phases.
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
-        processes: number of processes that train together with DistributedDataParallel, one GPU each.
         margin: the user's own figures, by name, in bytes: ``{"cuda_context": 0}``.
 
     Returns:
@@ -74,9 +67,8 @@ def margins(
     found = {
         "cuda_context": context_bytes(capability),
         "kernels": KERNEL_BYTES,
-        **_of_cublas(trace, capability),
-        **_scratch(trace),
-        **(_of_many(trace) if processes > 1 else {}),
+        "cublas_workspace": _of_cublas(trace, capability),
+        "cudnn_workspace": _of_cudnn(trace),
     }
     return {name: bytes_ for name, bytes_ in (found | given).items() if bytes_ or name in given}
 
@@ -122,39 +114,27 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     return 32 * MIB if capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
 
 
-def _of_cublas(trace: Trace, capability: tuple[int, int]) -> dict[str, int]:
-    """Return the scratch memory of the program's thread and, with a backward, autograd's, by name.
+def _of_cublas(trace: Trace, capability: tuple[int, int]) -> int:
+    """Return the scratch memory of the program's thread and, with a backward, autograd's.
 
     Each thread has a handle.
     """
     if not len(_rows(trace, _PRODUCTS)):
-        return {}
-    threads = 1 + (
-        "backward" in {trace.names[n] for n in trace.operation[trace.kind == EventType.MARK] if n >= 0}
-    )
-    separate = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1") == "0"
-    lt_kib = _number("CUBLASLT_WORKSPACE_SIZE", 32768 if capability[0] >= 9 else 4096)
-    return {
-        "cublas_workspace": threads * cublas_workspace_bytes(capability),
-        "cublaslt_workspace": threads * (lt_kib << 10) if separate else 0,
-    }
+        return 0
+    marks = {trace.names[n] for n in trace.operation[trace.kind == EventType.MARK] if n >= 0}
+    return (1 + ("backward" in marks)) * cublas_workspace_bytes(capability)
 
 
-def _scratch(trace: Trace) -> dict[str, int]:
-    """Return how far operations with scratch memory as large as their inputs and outputs exceed the peak.
+def _of_cudnn(trace: Trace) -> int:
+    """Return how far convolutions with scratch memory as large as their operands exceed the peak.
 
-    Convolutions: cuDNN's kernels on tensor cores need channels last, and other layouts are converted in the
-    workspace: input, weight and output once more. Winograd and FFT kernels may need more, with
-    ``torch.backends.cudnn.benchmark`` much more while all of them are tried (pytorch#49207). Sorts: keys and
-    values once more, as in CUB's radix sort.
+    cuDNN's kernels on tensor cores need channels last, and other layouts are converted in the workspace:
+    input, weight and output once more. Winograd and FFT kernels may need more, with
+    ``torch.backends.cudnn.benchmark`` much more while all of them are tried (pytorch#49207).
     """
     load = trace.load()
-    peak = int(load.max(initial=0))
-    over = {}
-    for name, pattern in (("cudnn_workspace", _CONVOLUTIONS), ("sorting", _SORTS)):
-        rows = _rows(trace, pattern)
-        over[name] = max(0, _highest(trace, rows, load) - peak) if len(rows) else 0
-    return over
+    rows = _rows(trace, _CONVOLUTIONS)
+    return max(0, _highest(trace, rows, load) - int(load.max(initial=0))) if len(rows) else 0
 
 
 def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
@@ -184,24 +164,3 @@ def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:
     named = (trace.operation >= 0) & (trace.kind != EventType.MARK)
     found: NDArray[Any] = np.flatnonzero(named & known[np.where(named, trace.operation, 0)])
     return found
-
-
-def _of_many(trace: Trace) -> dict[str, int]:
-    """Return the memory for training with several processes.
-
-    NCCL: for each of up to 16 channels a send and a receive buffer of NCCL_BUFFSIZE (4 MiB) for the simple
-    protocol, and some 6 MiB for the two others. Gradients are copied into buckets unless they are views of
-    the buckets (``gradient_as_bucket_view``).
-    """
-    kinds = [n for n, name in enumerate(trace.names) if name == "gradients"]
-    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.category, kinds)
-    frees = (trace.kind == EventType.FREE) & np.isin(trace.buffer, trace.buffer[allocs])
-    change = np.where(allocs, trace.size, 0)
-    change[frees] = -trace.size[trace.births[frees]]
-    buffers = 16 * 2 * (_number("NCCL_BUFFSIZE", 4 * MIB) + 6 * MIB)
-    return {"nccl": buffers, "ddp_buckets": int(np.cumsum(change).max(initial=0))}
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else default

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 #: Bytes; a device's allocator rounds sizes up to a multiple.
 ROUNDED_TO = {"cuda": 512, "cpu": 1}
 AS_FAR_AS_RAN = "only of what ran"
+RECURRENT = (
+    "without cuDNN's recurrent layers: they keep a reserve for the backward pass, which may be most of the "
+    "memory; a rehearsal of the program counts it"
+)
 
 
 class Caveat(NamedTuple):
@@ -41,81 +45,17 @@ class TriedRemedy(Remedy):
         code: lines to write in the user's program.
         needed_bytes: device memory needed after the change.
         peak_bytes: peak load after the change.
-        saves_peak_bytes: reduction of the peak load; may be negative.
-        reserved_bytes: bytes reserved after the change, by the fit's allocator, or by the allocator that the
-            change sets.
-        saves_reserved_bytes: reduction of the reserved bytes.
-        peak_phase: phase of the peak after the change; likewise ``peak_operation``.
         fits: whether the changed job fits; None without a limit.
         cost: name of a `mempool.torch.estimate.remedies.changes.Cost`, in lower case.
-        recomputes: share of the forward's operations that run twice; None if the change recomputes nothing.
         parts: names of the combined changes.
     """
 
     code: str
     needed_bytes: int
     peak_bytes: int
-    saves_peak_bytes: int
-    reserved_bytes: int
-    saves_reserved_bytes: int
-    peak_phase: str
-    peak_operation: str
     fits: bool | None
     cost: str
-    recomputes: float | None = None
     parts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OffloadFigures:
-    """A memory limit that swapping can hold, checked by replay. Bytes, and shares of a step's time.
-
-    Attributes:
-        needed_bytes: device memory: the arena of a plan made after the swaps, plus the margins of a GPU.
-        peak_bytes: peak load on the device.
-        slower: share by which a step takes longer.
-        slowdown_bound: lower bound of ``slower`` over all schedules.
-        swapped_bytes: bytes copied back in a step.
-        host_bytes: peak bytes held on the host.
-    """
-
-    needed_bytes: int
-    peak_bytes: int
-    slower: float
-    slowdown_bound: float
-    swapped_bytes: int
-    host_bytes: int
-
-
-@dataclass(frozen=True)
-class OffloadFindings:
-    """Limits that swapping can reach, and their costs.
-
-    Attributes:
-        assumed: the rates and the link, in words.
-        step_seconds: lower bound of a step's time at these rates.
-        floor_bytes: lower bound of the peak over all schedules.
-        floor_operation: the operation that needs ``floor_bytes``.
-        without_stall: lowest peak at which no operation waits.
-        slower: lowest peak for a step longer by `OPTIONS.slowdown`; None if the job does not fit anyway.
-        at_limit: schedule at the limit, or the nearest feasible limit above; None if the job fits anyway or
-            has no limit.
-        fits: whether the job fits at the limit; None without a limit.
-    """
-
-    assumed: str
-    step_seconds: float
-    floor_bytes: int
-    floor_operation: str
-    without_stall: OffloadFigures
-    slower: OffloadFigures | None = None
-    at_limit: OffloadFigures | None = None
-    fits: bool | None = None
-
-    @property
-    def reported(self) -> OffloadFigures:
-        """Return the schedule to report first."""
-        return self.at_limit or self.without_stall
 
 
 @dataclass(frozen=True)
@@ -129,7 +69,6 @@ class Advice:
         combined: all changes that leave the training as it is, if even they do not suffice.
         not_tried: name of each change that could not be tried, with the reason.
         hints: further advice.
-        swapping: findings of the swap planner, also among the remedies; None if swapping was not planned.
     """
 
     remedies: list[TriedRemedy] = field(default_factory=list)
@@ -137,7 +76,6 @@ class Advice:
     combined: TriedRemedy | None = None
     not_tried: list[tuple[str, str]] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    swapping: OffloadFindings | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON."""
@@ -233,6 +171,13 @@ class Fit:
             warnings=[*map(str, caveats), *self.warnings],
         )
 
+    def with_warnings(self, warnings: Sequence[str]) -> Fit:
+        """Return the result with warnings; one on recurrent layers is a caveat."""
+        others = [text for text in warnings if text != RECURRENT]
+        label, _, reason = RECURRENT.partition(": ")
+        caveats = [Caveat(label, reason)] if len(others) < len(warnings) else []
+        return replace(self, warnings=[*self.warnings, *others]).restricted(caveats)
+
     def modules(self, depth: int) -> list[ModuleShare]:
         """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
         return merged(self.by_module, depth)
@@ -249,7 +194,6 @@ class Fit:
             "remedies": advice.get("remedies", []),
             "cheapest_remedy": advice.get("cheapest"),
             "hints": advice.get("hints", []),
-            "swapping": advice.get("swapping"),
         }
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from files_that_kill import size_or_death, slow_size
 from recordings import MIB, random_trace
 
-from mempool.analysis.compare import RECORDED, AllocatorSpec, FailedComparison, Row, compare, parse_allocator
+from mempool.analysis.compare import RECORDED, AllocatorSpec, Row, compare, parse_allocator
 from mempool.analysis.compare_many import map_files
 from mempool.simulate import simulate
 from traces import EventType, Trace
@@ -64,14 +64,6 @@ def test_recorded_row_fails_where_its_segments_exceed_the_limit() -> None:
     assert first.failed_at is not None
     assert (first.failed_at.event, first.peak_reserved_bytes) == (3, 1536)
     assert next(compare(trace, limit_bytes=1536)).fits is True
-
-
-def test_unrecorded_reservation_is_reported_as_missing() -> None:
-    unable, row = compare(random_trace(3, 10), [AllocatorSpec(RECORDED), AllocatorSpec("cupy")])
-    assert isinstance(unable, FailedComparison)
-    assert "does not tell what its allocator reserved" in unable.error
-    assert isinstance(row, Row)
-    assert unable.to_dict().keys() == row.to_dict().keys()
 
 
 def test_failing_event_is_a_row_of_the_whole_trace() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mempool import simulate as simulated_allocators
 from mempool.analysis import remedies as module
-from mempool.analysis.peak import Role, absences, at_peak, by_bytes_and_time, shares
+from mempool.analysis.peak import Role, absences, at_peak, shares
 from mempool.analysis.remedies import estimate_reserved, remedies
 from mempool.analysis.summary import summarize
 from solvers.simulators import simulate
@@ -104,24 +104,6 @@ def test_roles_distinguish_persistent_and_wrap_around_buffers() -> None:
     assert role == {64: Role.PASSING, 32: Role.TO_THE_END, 8: Role.WRAP_AROUND, 1: Role.PERSISTENT}
 
 
-def test_buffers_never_freed_are_not_passing() -> None:
-    """After the last boundary, and without any boundary."""
-    trace = Trace.of([A, A, A, F], [0, 1, 2, 2], [1, 2, 4, 0])
-    for begins in (None, np.array([], np.int64), np.array([0]), np.array([1])):
-        peak = at_peak(trace, begins)
-        role = dict(zip(peak.size.tolist(), peak.role.tolist(), strict=True))
-        assert role[4] == Role.PASSING
-        assert role[2] == Role.TO_THE_END
-        assert role[1] == (Role.TO_THE_END if begins is None or 1 not in begins else Role.WRAP_AROUND)
-
-
-def test_buffer_held_long_ranks_above_a_larger_short_lived_buffer() -> None:
-    trace = Trace.of([A, W, W, W, A, F, F], [0, 0, 0, 0, 1, 1, 0], [10, 0, 0, 0, 20, 0, 0])
-    peak = at_peak(trace)
-    assert peak.size.tolist() == [20, 10]
-    assert by_bytes_and_time(peak).tolist() == [1, 0]
-
-
 def test_remedies_tell_late_frees_from_absences() -> None:
     late, away, used = 0, 1, 2
     kind = [A, A, A, W, W, W, A, R, F, R, F, F, F]
@@ -207,30 +189,6 @@ def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None
     more = dataclasses.replace(snapshot(), metadata=dict(snapshot().metadata) | {"history.0": history})
     told, before = saves(with_more_reserved(more)), saves(snapshot())
     assert told == ({} if history == "absent" else before)
-
-
-@pytest.mark.parametrize("metadata", [{"framework": "cupy"}, {"framework": "pytorch", "expandable": "1"}])
-def test_settings_are_proposed_only_for_their_allocator(metadata: dict[str, str]) -> None:
-    trace = dataclasses.replace(snapshot(), metadata={"alignment": "512", **metadata})
-    assert saves(trace).keys() <= {"run", "reserved"}
-    found = estimate_reserved(trace, recorded(trace), completeness(trace, 0))
-    assert (found is None) == (metadata["framework"] == "cupy")
-
-
-def test_long_trace_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes reserved beyond the peak load are reported instead."""
-    trace = snapshot()
-    monkeypatch.setattr(module, "MOST_EVENTS", len(trace) - 1)
-    made = recorded(trace)
-    assert made is not None
-    assert estimate_reserved(trace, made, completeness(trace, 0)) is None
-    assert saves(trace) == {"reserved": made.peak_reserved_bytes - int(trace.load().max())}
-
-
-def test_settings_of_the_recording_are_kept() -> None:
-    """ALLOC proposal incompatible with them is left out."""
-    trace = snapshot(**{"setting.PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:100"})
-    assert not any(text.startswith("max_split_size_mb:64") for text in saves(trace))
 
 
 @pytest.mark.parametrize("name", ["transformer_ctx128_fullstep", "transformer_medium_128_training"])

@@ -11,7 +11,7 @@ from pages import place, resting, tooltip, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
-from traces import Buffers, EventType, Trace
+from traces import Trace
 
 pytestmark = pytest.mark.browser
 
@@ -73,20 +73,6 @@ def test_wheel_zooms_about_the_pointer(page: Any) -> None:
     assert visible(page) == [2]
 
 
-def test_dragging_moves_the_window(page: Any) -> None:
-    before = window(page)
-    x, y = place(page, 3.5, 500 * KIB)
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 50, y, steps=5)
-    page.mouse.move(x + 200, y, steps=5)
-    page.mouse.up()
-    resting(page)
-    now = window(page)
-    assert now["right"] - now["left"] == pytest.approx(before["right"] - before["left"])
-    assert now["left"] < before["left"] - 0.5
-
-
 def test_range_brushed_in_the_load_becomes_the_window(page: Any) -> None:
     page.evaluate("mempoolShow.models.addresses.x_range.setv({start: 6, end: 7})")
     box = page.evaluate(
@@ -133,24 +119,6 @@ def test_search_finds_operations_frames_rows_and_sizes(page: Any) -> None:
         assert bright == set(rows)
 
 
-def test_theme_follows_the_system_and_the_button(visit: Callable[..., Any]) -> None:
-    page = visit(figure(four_buffers()).html(), color_scheme="dark")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    assert page.evaluate(paper) == "rgb(21, 24, 27)"
-    assert page.evaluate("mempoolShow.models.addresses.background_fill_color") == "#15181b"
-    page.click("#theme")
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
-    # The page is light already: a change that comes and goes before the page hears of it would be none.
-    page.evaluate("window.scheme = matchMedia('(prefers-color-scheme: dark)')")
-    page.evaluate("scheme.onchange = () => { window.changed = true }")
-    page.emulate_media(color_scheme="light")
-    page.wait_for_function("window.changed")
-    assert page.evaluate(paper) == "rgb(255, 255, 255)"
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.documentElement.classList.contains('dark')")
-    assert page.locator("#theme").get_attribute("aria-pressed") == "true"
-
-
 def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
     page = visit(figure(four_buffers()).html())
     controls = ["stacked", "addresses", "by", "together", "search", "previous", "next", "in", "out", "whole"]
@@ -175,51 +143,6 @@ def test_every_control_is_reached_by_keys(visit: Callable[..., Any]) -> None:
     assert page.evaluate("document.activeElement.id") == "search"
 
 
-def test_every_control_has_a_name(page: Any) -> None:
-    unnamed = page.evaluate(
-        """[...document.querySelectorAll("select, input, button, [tabindex]")].filter((one) =>
-          !(one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") ||
-            one.textContent.trim())).length"""
-    )
-    assert unnamed == 0
-
-
-def test_next_shows_a_long_buffer_within_the_time_range(visit: Callable[..., Any]) -> None:
-    """Buffers that last as long as the trace, and half as long: no time outside the trace is shown."""
-    page = visit(figure(Buffers.of([0, 50], [100, 100], [KIB, KIB])).html())
-    page.focus("#figure")
-    for row, (left, right) in enumerate([(0, 100), (0, 100)]):
-        page.keyboard.press("n")
-        assert f"#{row}" in page.locator("#chosen").inner_text()
-        assert (window(page)["left"], window(page)["right"]) == (left, right)
-
-
-def test_tooltip_follows_the_picture_after_a_search(page: Any) -> None:
-    """A search moves the found buffers down in the stacked picture, below a resting pointer."""
-    page.click("#stacked")
-    page.mouse.move(*place(page, 4.5, 150 * KIB))
-    assert (tooltip(page) or "").startswith("buffer #1")
-    for wanted, name in [("#3", "buffer #1"), ("three", "buffer #2"), ("", "buffer #1")]:
-        page.evaluate("(wanted) => mempoolShow.search(wanted)", wanted)
-        assert (tooltip(page) or "").startswith(name)
-
-
-@pytest.mark.parametrize(("held", "asked"), [(KIB, 0), (100 * KIB, 0), (KIB, 1), (100 * KIB, KIB)])
-def test_label_of_the_peak_is_inside_the_plot_below_that_of_a_refused_request(
-    visit: Callable[..., Any], held: int, asked: int
-) -> None:
-    """The label has its place at any share of the load in the reserved bytes."""
-    events = [EventType.RESERVE, EventType.ALLOC, *[EventType.REFUSED] * bool(asked)]
-    page = visit(figure(Trace.of(events, [-1, 0, -1][: len(events)], [held, KIB, asked][: len(events)],
-                                 address=[0, 0, -1][: len(events)])).html())  # fmt: skip
-    baseline, tall, refused = page.evaluate(
-        """() => { const {load, peak, peak_label: label} = mempoolShow.models
-          const {frame} = Bokeh.index.find_one_by_id(load.id), y = frame.y_scale
-          return [y.compute(peak.data.bytes[0]) - label.y_offset.value, frame.bbox.height, 16] }"""
-    )
-    assert (refused if asked else 0) + 14 <= baseline < tall
-
-
 def test_click_shows_the_composition_at_a_moment(page: Any) -> None:
     page.mouse.click(*place(page, 1.5, 200 * KIB))
     assert page.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
@@ -238,23 +161,6 @@ def test_device_with_the_highest_peak_is_shown_first_and_named(visit: Callable[.
     page.select_option("#device", "0")
     assert (page.locator("h1").inner_text(), page.title()) == ("four · device 0", "device 0 · four")
     assert "peak load 100.00 KiB" in page.locator("#facts").inner_text()
-
-
-TICKS = {
-    (0, 2**26, 2**27): ["0 MiB", "64 MiB", "128 MiB"],
-    (0, 2**28, 2**29, 3 * 2**28, 2**30): ["0 GiB", "0.25 GiB", "0.5 GiB", "0.75 GiB", "1 GiB"],
-    (2**35, 2**35 + 512): ["32 GiB", "32.0000005 GiB"],
-    (0, 1, 2): ["0 B", "1 B", "2 B"],
-    (0,): ["0 B"],
-}
-
-
-def test_tick_labels_differ_at_every_zoom(page: Any) -> None:
-    label = "(ticks) => mempoolShow.models.addresses.left[0].formatter.doFormat(ticks, {loc: 0})"
-    for ticks, labels in TICKS.items():
-        assert page.evaluate(label, list(ticks)) == labels
-    ticks = "mempoolShow.models.addresses.below[0].ticker.get_ticks(3.2, 4.4, null, 0).major"
-    assert page.evaluate(ticks) == [4]
 
 
 HOSTILE = (
@@ -308,23 +214,6 @@ def test_page_policy_refuses_the_network(page: Any, complaints: list[str]) -> No
         )
         assert refused == directive
     complaints.clear()
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        Trace.of([], []),
-        Trace.of([0], [0], [5]),
-        Trace.of([0, 1], [0, 0], 0),
-        Buffers.of([3], [2**60], [2**60]),
-    ],
-)
-def test_smallest_and_largest_inputs_make_a_page(visit: Callable[..., Any], what: Trace | Buffers) -> None:
-    page = visit(figure(what).html())
-    page.mouse.move(640, 500)
-    page.click("#whole")
-    page.click("#peak")
-    resting(page)
 
 
 def test_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import place, resting, tooltip, visible, window
+from pages import place, visible, window
 from shown import four_buffers
-from swap_steps import one_move, step_from
 
-from mempool.show import Figure, content, figure, swap_scene
-from solvers.swap import Link
+from mempool.show import figure
 from traces import Buffers, EventType, Trace
 from traces.trace import RANGE_BEGIN, RANGE_END
 
@@ -40,10 +38,6 @@ def found(page: Any) -> list[int]:
         "Array.from(mempoolShow.matches ?? []).flatMap((yes, row) => yes ? [row] : [])"
     )
     return said
-
-
-def marked(page: Any, how: str) -> list[str]:
-    return [text.split("\t")[0].strip() for text in page.locator(f"#composition tr.{how}").all_inner_texts()]
 
 
 def test_every_owner_grouping_is_selectable(page: Any) -> None:
@@ -80,105 +74,12 @@ def test_click_on_a_row_finds_its_buffers(page: Any) -> None:
     assert (found(page), page.locator("#search").input_value()) == ([], "")
 
 
-def test_buffer_marks_its_row(page: Any) -> None:
-    page.select_option("#by", "operation")
-    page.mouse.move(*place(page, 4.5, 300 * KIB))
-    assert marked(page, "pointed") == ["three"]
-    page.mouse.click(*place(page, 4.5, 300 * KIB))
-    page.mouse.move(*place(page, 0.5, 50 * KIB))
-    assert (marked(page, "pointed"), marked(page, "chosen")) == (["one"], ["three"])
-    page.mouse.move(*place(page, 0.5, 600 * KIB))
-    assert marked(page, "pointed") == []
-
-
-def test_owner_beyond_the_table_gets_a_row_while_marked(visit: Callable[..., Any]) -> None:
-    count = 150
-    trace = Trace.of(
-        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000,
-        operation=np.arange(count), names=[f"op {k}" for k in range(count)],
-    )  # fmt: skip
-    page = visit(figure(trace).html())
-    assert (len(rows(page)), rows(page)[-1]) == (101, "and 50 more")
-    page.evaluate("mempoolShow.choose(3)")
-    assert (rows(page)[-1], marked(page, "chosen")) == ("op 3", ["op 3"])
-    page.focus("#figure")
-    page.keyboard.press("Escape")
-    assert len(rows(page)) == 101
-
-
-def test_colours_of_the_table_equal_the_picture(visit: Callable[..., Any]) -> None:
-    """The fourteen largest owners have a colour of their own, the largest first, the unknown is grey."""
-    count = 40
-    operation = np.append(np.arange(count - 1), -1)
-    trace = Trace.of(
-        [0] * count, np.arange(count), np.arange(1, count + 1) * 1000, address=np.arange(count) * 10**6,
-        operation=operation, names=[f"op {k}" for k in range(count - 1)],
-    )  # fmt: skip
-    page = visit(figure(trace).html())
-    page.click("#addresses")
-    swatches = page.evaluate(
-        "[...document.querySelectorAll('#composition i')].map((one) => one.style.background)"
-    )
-    assert rows(page)[:3] == ["(unknown)", "op 38", "op 37"]
-    assert len({colour.replace(" ", "") for colour in swatches[:15]}) == 15
-    drawn = page.evaluate("Array.from(mempoolShow.colour, (one) => mempoolShow.palette.css[one & ~1])")
-    assert [colour.replace(" ", "") for colour in swatches] == drawn[::-1]
-
-
 @pytest.mark.parametrize("name", ["<b>", "a=b", " spaced ", "#1", "=4MiB", "x" * 1000])
 def test_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str) -> None:
     trace = Trace.of([0, 0], [0, 1], [5, 6], operation=[0, 1], names=(name, f"more {name}"))
     page = visit(figure(trace).html())
     page.locator("#composition tbody tr button").nth(1).click()
     assert found(page) == [0]
-
-
-@pytest.fixture
-def stacked(visit: Callable[..., Any]) -> Any:
-    return visit(figure(four_buffers(), frames=True, title="four").html())
-
-
-def under(stacked: Any, time: float, kib: float) -> str | None:
-    """Return the buffer named by the tooltip at a place."""
-    stacked.mouse.move(*place(stacked, time, kib * KIB))
-    said = tooltip(stacked)
-    return said.splitlines()[0] if said else None
-
-
-def test_oldest_buffer_is_lowest_and_others_slide_down(stacked: Any) -> None:
-    assert stacked.locator("#stacked").get_attribute("aria-pressed") == "true"
-    assert visible(stacked) == [0, 1, 2, 3]
-    assert [under(stacked, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
-    assert [under(stacked, 2.5, kib) for kib in (50, 150, 210)] == ["buffer #1", "buffer #1", None]
-    assert [under(stacked, 4.5, kib) for kib in (150, 300, 650, 710)] == [
-        "buffer #1",
-        "buffer #2",
-        "buffer #3",
-        None,
-    ]
-
-
-def test_outline_of_a_buffer_follows_the_buffers_below(stacked: Any) -> None:
-    stacked.mouse.click(*place(stacked, 4.5, 300 * KIB))
-    data = stacked.evaluate("mempoolShow.models.chosen.data")
-    assert [round(high / KIB) for high in data["bytes"]] == [200, 200, 0, 0, 400, 400, 600, 600]
-    assert data["time"] == pytest.approx([3, 5, 5, 6, 6, 5, 5, 3], abs=0.02)
-    assert "#2" in stacked.locator("#chosen").inner_text()
-
-
-def test_grouped_owners_are_stacked_by_their_bytes(stacked: Any) -> None:
-    """Buffer 2 is the largest at the peak, and therefore lowest."""
-    stacked.focus("#figure")
-    stacked.keyboard.press("g")
-    assert stacked.locator("#together").is_checked()
-    assert [under(stacked, 4.5, kib) for kib in (150, 500, 650)] == ["buffer #2", "buffer #1", "buffer #3"]
-    stacked.keyboard.press("g")
-    assert under(stacked, 4.5, 150) == "buffer #1"
-
-
-def test_found_buffers_are_lowest(stacked: Any) -> None:
-    stacked.fill("#search", "stream=7")
-    assert [under(stacked, 4.5, kib) for kib in (100, 250, 500)] == ["buffer #1", "buffer #3", "buffer #2"]
 
 
 def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
@@ -191,61 +92,7 @@ def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> Non
     assert stacked.evaluate("Math.max(...mempoolShow.drawn.moments)") >= 99_990
 
 
-def test_small_pieces_are_a_single_grey_band(
-    visit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beyond the capacity of a stacked, the picture is still as high as the load, and the stacked says so."""
-    monkeypatch.setattr(content, "MOST_NUMBERS", 40)
-    buffers = Buffers.of([0] * 100, [100] * 100, [1000] * 10 + [10] * 90)
-    stacked = visit(figure(buffers).html())
-    assert len(visible(stacked)) == 10
-    assert "the largest 10 one by one, the others grey" in stacked.locator("#facts").inner_text()
-    stacked.mouse.move(*place(stacked, 50, 10_450))
-    assert tooltip(stacked) is None
-    painted = """(bytes) => {
-      const {drawn} = mempoolShow, {width, height, bottom, top} = drawn
-      return drawn.image[Math.floor((bytes - bottom) / (top - bottom) * height) * width + (width >> 1)] !== 0
-    }"""
-    heights = (9_990, 10_450, 10_890, 10_920)
-    assert [stacked.evaluate(painted, high) for high in heights] == [True, True, True, False]
-
-
 MIB = 1 << 20
-
-
-@pytest.fixture
-def swaps(visit: Callable[..., Any]) -> Any:
-    """A swaps of ten operations of a second: a 4 MiB buffer is away from 3 to 7, in favour of another."""
-    step = step_from([1.0] * 10, [(4 * MIB, [(0, True), (9, False)]), (4 * MIB, [(4, True), (5, False)])])
-    schedule = one_move((0, 0, 0, 3, 7, 9))
-    link = Link(0.0, 1 / (2 * MIB), 0.0, 1 / (2 * MIB))
-    return visit(Figure(swap_scene(step, link, schedule, limit=4 * MIB, title="swaps")).html())
-
-
-def data_rows(swaps: Any, source: str, *names: str) -> list[tuple[Any, ...]]:
-    data = swaps.evaluate(f"mempoolShow.models.{source}.data")
-    return sorted(zip(*(data[name] for name in names), strict=True))
-
-
-def test_stays_absences_and_copies_are_drawn(swaps: Any) -> None:
-    """Stays as rectangles, the absence as an outline, copies from asked for to waited for, a mark on each."""
-    edges = ("row", "left", "right", "bottom", "top")
-    stays = [(0, 0, 3, 0, 4 * MIB), (0, 7, 10, 0, 4 * MIB), (1, 4, 6, 0, 4 * MIB)]
-    assert data_rows(swaps, "large", *edges) == stays
-    assert data_rows(swaps, "absent", *edges) == [(0, 3, 7, 0, 4 * MIB)]
-    assert data_rows(swaps, "copies", *edges) == [(0, 1, 3, 0, 4 * MIB), (0, 7, 9, 0, 4 * MIB)]
-    assert data_rows(swaps, "marks", "time", "address") == [(1, 2 * MIB), (7, 2 * MIB)]
-    assert len(set(swaps.evaluate("mempoolShow.models.marks.data.colour"))) == 2
-    assert "copied to the host" in swaps.locator("#legend").inner_text()
-
-
-def test_load_before_and_after_swapping_is_drawn(swaps: Any) -> None:
-    assert max(swaps.evaluate("Array.from(mempoolShow.models.before.data.bytes)")) == 8 * MIB
-    assert max(swaps.evaluate("Array.from(mempoolShow.models.curve.data.bytes)")) == 4 * MIB
-    assert swaps.evaluate("mempoolShow.models.load.y_range.end") > 8 * MIB
-    facts = swaps.locator("#facts").inner_text()
-    for said in ("8 MiB without swaps", "planned for 4 MiB", "1 move of 4 MiB", "takes 0.0% longer"):
-        assert said in facts
 
 
 A, F, MARK, RESERVE, REFUSED = (
@@ -276,19 +123,6 @@ def notes(visit: Callable[..., Any]) -> Any:
     return visit(figure(trace, frames=True, title="died").html())
 
 
-def on_strip(notes: Any, time: float, row: float) -> tuple[float, float]:
-    """Return the screen position of a time and a row of the strip."""
-    x, y = notes.evaluate(
-        """([time, row]) => {
-          const view = Bokeh.index.find_one_by_id(mempoolShow.models.strip.id)
-          const box = view.canvas_view.el.getBoundingClientRect()
-          return [box.left + view.frame.x_scale.compute(time), box.top + view.frame.y_scale.compute(row)]
-        }""",
-        [time, row],
-    )
-    return x, y
-
-
 def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> None:
     """A line from the live bytes upwards by the requested bytes, in either picture."""
     assert "out of memory: 1 request refused, the largest 6.00 MiB" in notes.locator("#facts").inner_text()
@@ -304,72 +138,6 @@ def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> N
     notes.locator("#refused button").click()
     assert notes.evaluate("mempoolShow.time") == 6
     assert window(notes)["left"] < 6 < window(notes)["right"]
-
-
-def test_request_for_far_too_much_leaves_the_load_in_sight(visit: Callable[..., Any]) -> None:
-    trace = Trace.of([A, REFUSED], [0, -1], [MIB, 1 << 50])
-    notes = visit(figure(trace).html())
-    assert notes.evaluate("mempoolShow.models.load.y_range.end") < 3 * MIB
-    assert notes.evaluate("mempoolShow.models.addresses.y_range.end") < 3 * MIB
-
-
-def test_reserved_memory_far_above_the_load_leaves_the_stack_in_sight(visit: Callable[..., Any]) -> None:
-    for held, top in ((2 * MIB, MIB), (1.25 * MIB, 1.25 * MIB)):
-        trace = Trace.of([RESERVE, A], [-1, 0], [int(held), MIB], address=[0, 0])
-        notes = visit(figure(trace).html())
-        assert notes.evaluate("mempoolShow.models.addresses.y_range.end") == pytest.approx(1.02 * top)
-
-
-def test_ranges_and_marks_are_a_strip(notes: Any) -> None:
-    """Ranges are drawn by depth with their names, marks above."""
-    data = notes.evaluate("mempoolShow.models.ranges.data")
-    assert list(zip(data["left"], data["right"], strict=True)) == [(0, 8), (1, 3), (4, 7)]
-    texts = notes.evaluate("mempoolShow.models.named.data_source.data.text")
-    assert texts == ["forward", "layer", "layer", "step"]
-    notes.mouse.move(*on_strip(notes, 5, -1.5))
-    assert (tooltip(notes) or "").splitlines() == ["range layer", "time 4 to 7"]
-    notes.mouse.move(*on_strip(notes, 9, 0.5))
-    assert (tooltip(notes) or "").splitlines() == ["mark step", "at 9"]
-    notes.mouse.click(*on_strip(notes, 5, -1.5))
-    resting(notes)
-    assert (window(notes)["left"], window(notes)["right"]) == (4, 7)
-
-
-def test_stack_of_a_buffer_is_shown_whole(notes: Any) -> None:
-    notes.mouse.move(*place(notes, 4.5, 2 * MIB))
-    lines = (tooltip(notes) or "").splitlines()
-    assert lines[-2:] == ["stack linear.py:3 forward", "train.py:9 step"]
-    notes.mouse.click(*place(notes, 8, 9 * MIB))
-    assert "more lines: click for all" in (tooltip(notes) or "")
-    said = notes.locator("#chosen").inner_text()
-    assert all(f"deep.py:{k} f" in said for k in range(60))
-
-
-def test_page_without_a_history_draws_no_time(visit: Callable[..., Any]) -> None:
-    trace = Trace.of(
-        [RESERVE, A, A], [-1, 0, 1], [1000, 100, 200], address=[0, 0, 500], operation=[-1, 0, 1],
-        names=("one", "two"), metadata={"history.0": "absent", "live_before.0": "300"},
-    )  # fmt: skip
-    notes = visit(figure(trace, title="end").html())
-    assert notes.locator("h1").inner_text() == "end · state at the end"
-    assert notes.locator("#facts").inner_text() == "2 buffers · alive 300 B · reserved 1000 B"
-    assert "only the state at the end is known" in notes.locator("#caveats").inner_text()
-    assert not notes.evaluate("mempoolShow.models.load.visible")
-    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
-    for picture, high in (("#addresses", 600), ("#stacked", 200)):
-        notes.click(picture)
-        assert visible(notes) == [0, 1]
-        middle = notes.evaluate("(mempoolShow.first + mempoolShow.last) / 2")
-        notes.mouse.click(*place(notes, middle, high))
-        assert "buffer #1" in (tooltip(notes) or "")
-        assert "lifetime" not in (tooltip(notes) or "")
-        assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
-    assert notes.locator("#peak").is_disabled()
-    notes.focus("#figure")
-    notes.keyboard.press("ArrowLeft")
-    resting(notes)
-    notes.mouse.click(*place(notes, notes.evaluate("mempoolShow.first") - 0.1, 100))
-    assert notes.locator("#alive").inner_text() == "Alive at the end: 300 B"
 
 
 STATE = """() => [mempoolShow.picture, mempoolShow.index, mempoolShow.by, mempoolShow.together,
@@ -399,14 +167,6 @@ def test_page_address_restores_the_whole_view_state(linked: Any) -> None:
     assert (now[0], now[2]) == (before[0], before[2])
     assert now[1] == pytest.approx(before[1])
     assert linked.locator("#composition tr.chosen").count() == 1
-
-
-def test_changed_page_address_changes_the_view(linked: Any) -> None:
-    linked.evaluate("location.hash = 'picture=stacked&owner=operation&time=1'")
-    linked.wait_for_function("mempoolShow.picture === 'stacked'")
-    assert linked.locator("#alive").inner_text() == "Alive at 1: 300.00 KiB"
-    linked.evaluate("location.hash = ''")
-    linked.wait_for_function("mempoolShow.picture === 'addresses'")
 
 
 @pytest.mark.parametrize(

@@ -58,22 +58,21 @@ enum Needs { kNothing, kInit, kContext };
 // Every call of the driver: counted, refused on demand, and by the driver's own rules.
 class Call {
  public:
-  explicit Call(const char* symbol, Needs needs = kContext) : guard_((sleep(symbol), gpu->mutex)) {
-    ++gpu->calls[symbol];
+  Call(Function& function, const char* symbol, Needs needs = kContext) : guard_(gpu->mutex) {
+    if (function.slow.count() != 0) sleep(function.slow);
+    ++function.calls;
     if (gpu->log.size() < kMostLogged) gpu->log.emplace_back(symbol);
-    const auto found = gpu->failures.find(symbol);
-    const auto recorded = gpu->answers.find(symbol);
-    answered_ = recorded != gpu->answers.end() && !recorded->second.empty();
+    answered_ = !function.answers.empty();
     if (answered_) {
-      answer_ = recorded->second.front();
-      recorded->second.pop_front();
+      answer_ = function.answers.front();
+      function.answers.pop_front();
     }
     if (gpu->gone) {
       refused_ = kDeinitialized;
     } else if (needs != kNothing && !gpu->initialized) {
       refused_ = kNotInitialized;
-    } else if (found != gpu->failures.end() && found->second.after-- <= 0 && found->second.times-- > 0) {
-      refused_ = found->second.code;
+    } else if (function.failure.times > 0 && function.failure.after-- <= 0 && function.failure.times-- > 0) {
+      refused_ = function.failure.code;
     } else if (answer_.code != 0) {
       refused_ = answer_.code;
     } else if (needs == kContext && current() == nullptr) {
@@ -87,17 +86,13 @@ class Call {
 
  private:
   // Others may call meanwhile.
-  static void sleep(const char* symbol) {
-    std::chrono::milliseconds time{0};
-    {
-      const std::lock_guard<std::recursive_mutex> guard(gpu->mutex);
-      const auto found = gpu->slow.find(symbol);
-      if (found != gpu->slow.end()) time = found->second;
-    }
-    if (time.count() != 0) std::this_thread::sleep_for(time);
+  void sleep(std::chrono::milliseconds time) {
+    guard_.unlock();
+    std::this_thread::sleep_for(time);
+    guard_.lock();
   }
 
-  std::lock_guard<std::recursive_mutex> guard_;
+  std::unique_lock<std::recursive_mutex> guard_;
   int refused_ = 0;
   bool answered_ = false;
   Answer answer_;
@@ -105,6 +100,14 @@ class Call {
 
 }  // namespace fake
 
-#define CALL(...)                     \
-  const fake::Call call(__VA_ARGS__); \
+// The record of the function whose symbol comes first, found once for each place.
+#define FIRST(first, ...) first
+#define NAMED(...)                                                               \
+  []() -> fake::Function& {                                                      \
+    static fake::Function& function = fake::gpu->function(FIRST(__VA_ARGS__, )); \
+    return function;                                                             \
+  }(), __VA_ARGS__
+
+#define CALL(...)                            \
+  const fake::Call call(NAMED(__VA_ARGS__)); \
   if (call.refused() != 0) return call.refused()

@@ -19,10 +19,7 @@ EXPORTED void fake_reset(int devices) {
   gpu->captures.clear();
   gpu->graphs.clear();
   gpu->faults.clear();
-  gpu->calls.clear();
-  gpu->failures.clear();
-  gpu->slow.clear();
-  gpu->answers.clear();
+  for (Function& function : gpu->functions) function = Function{function.name};
   if (gpu->order != nullptr) gpu->order = std::make_unique<Order>();
   gpu->timeline.reset();
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
@@ -62,17 +59,17 @@ EXPORTED void fake_set_alignment(std::size_t bytes) {
 // After so many more calls of `symbol`, so many fail with `code`.
 EXPORTED void fake_fail(const char* symbol, int code, int after, int times) {
   LOCKED;
-  gpu->failures[symbol] = {code, after, times};
+  gpu->function(symbol).failure = {code, after, times};
 }
 // The next call of `symbol` without an answer ends with `code`; where the code is 0 and the function is one that tells two
 // numbers, with these.
 EXPORTED void fake_answer(const char* symbol, int code, std::size_t first, std::size_t second) {
   LOCKED;
-  gpu->answers[symbol].push_back({code, first, second});
+  gpu->function(symbol).answers.push_back({code, first, second});
 }
 EXPORTED void fake_slow(const char* symbol, int ms) {
   LOCKED;
-  gpu->slow[symbol] = std::chrono::milliseconds(ms);
+  gpu->function(symbol).slow = std::chrono::milliseconds(ms);
 }
 EXPORTED void fake_shut_down() {
   LOCKED;
@@ -175,8 +172,7 @@ EXPORTED void fake_destroy_graph(int graph) {
 
 EXPORTED int fake_calls(const char* symbol) {
   LOCKED;
-  const auto found = gpu->calls.find(symbol);
-  return found == gpu->calls.end() ? 0 : found->second;
+  return gpu->function(symbol).calls;
 }
 EXPORTED std::size_t fake_live_bytes(int device) {
   LOCKED;

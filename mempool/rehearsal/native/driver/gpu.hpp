@@ -152,6 +152,14 @@ struct Answer {  // to a call of the driver that was recorded elsewhere
   std::size_t first = 0, second = 0;  // outputs, where the function gives them
 };
 
+struct Function {  // of the driver, the runtime or a library
+  std::string name;
+  int calls = 0;
+  std::chrono::milliseconds slow{0};
+  Failure failure = {};
+  std::deque<Answer> answers = {};
+};
+
 class Gpu {
  public:
   static constexpr std::size_t kWhole = std::size_t{2} << 20;
@@ -174,10 +182,7 @@ class Gpu {
   std::size_t alignment = 0;
   std::vector<Device> devices = std::vector<Device>(2);
   std::vector<std::string> faults;  // what no correct program does
-  std::map<std::string, int> calls;
-  std::map<std::string, Failure> failures;
-  std::map<std::string, std::chrono::milliseconds> slow;
-  std::map<std::string, std::deque<Answer>> answers;
+  std::list<Function> functions;  // in the order of their first mention
   std::set<Event*> events;
   std::map<std::uintptr_t, Allocation> allocations;
   std::map<std::uintptr_t, std::size_t> registered;  // memory of the program that is page-locked, bytes by address
@@ -195,6 +200,15 @@ class Gpu {
 
   std::unique_ptr<class Order> order;        // null: the order of uses is not checked
   std::unique_ptr<class Timeline> timeline;  // null: work takes no time
+
+  // Return a function's record, which stays at its place.
+  Function& function(const char* name) {
+    const std::lock_guard<std::recursive_mutex> guard(mutex);
+    for (Function& known : functions) {
+      if (known.name == name) return known;
+    }
+    return functions.emplace_back(Function{name});
+  }
 
   bool is_registered(std::uintptr_t address) const {
     const auto next = registered.upper_bound(address);

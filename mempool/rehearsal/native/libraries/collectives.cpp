@@ -38,7 +38,7 @@ Range writes(void* buffer, std::size_t bytes) { return {reinterpret_cast<std::ui
 
 // Queue work that uses these ranges, and copies `bytes`, this rank's part of the result; NCCL's code for an error of CUDA is 1.
 int queue(const std::vector<Range>& uses, const void* from, void* to, std::size_t bytes, fake::Handle stream) {
-  const fake::Call call("ncclCollective");
+  const fake::Call call(NAMED("ncclCollective"));
   if (call.refused() != 0) return 1;
   fake::Work work;
   work.name = "a collective";

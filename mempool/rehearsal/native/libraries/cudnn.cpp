@@ -11,7 +11,7 @@ namespace standin::cudnn {
 
 int launch(const Library* library, std::vector<fake::Range> uses) {
   if (library == nullptr) return kBadParam;
-  const RuntimeCall call("cudnnBackendExecute");
+  const RuntimeCall call(NAMED("cudnnBackendExecute"));
   fake::Stream* const on = call.refused() != 0 ? nullptr : call.stream(library->stream);
   return on != nullptr && gpu->enqueue(on, fake::Work{nullptr, std::move(uses), nullptr, nullptr}) == 0 ? kSuccess
                                                                                                     : kExecutionFailed;

@@ -45,7 +45,7 @@ void use_device(int device) {
 using namespace standin;
 
 EXPORTED int cudaGetDeviceCount(int* count) {
-  const fake::Call call("cudaGetDeviceCount", fake::kNothing);
+  const fake::Call call(NAMED("cudaGetDeviceCount", fake::kNothing));
   *count = static_cast<int>(gpu->devices.size());
   return noted(gpu->devices.empty() ? fake::kNoDevice : fake::kSuccess);
 }

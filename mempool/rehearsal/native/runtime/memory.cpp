@@ -282,16 +282,16 @@ EXPORTED int cudaMemset(void* to, int value, std::size_t bytes) { return cudaMem
 
 // Promise that all bytes of a range read as one value until the range is written or the promise is taken back.
 EXPORTED void mempool_standin_promise(void* address, std::size_t bytes, unsigned char value) {
-  RuntimeCall call("mempool_standin_promise");
+  RuntimeCall call(NAMED("mempool_standin_promise"));
   known().promise(address, bytes, value);
 }
 EXPORTED void mempool_standin_forget(void* address, std::size_t bytes) {
-  RuntimeCall call("mempool_standin_forget");
+  RuntimeCall call(NAMED("mempool_standin_forget"));
   known().forget(address, bytes);
 }
 // 1: the host has copied these bytes there. 2: they are promised. 0: they are unknown.
 EXPORTED int mempool_standin_knows(const void* address, std::size_t bytes) {
-  RuntimeCall call("mempool_standin_knows");
+  RuntimeCall call(NAMED("mempool_standin_knows"));
   return known().has(address, bytes) ? 1 : known().promised(address, bytes) >= 0 ? 2 : 0;
 }
 

@@ -30,7 +30,7 @@ void use_device(int device);
 // A call of the runtime: locks the model, starts the driver, and has a current context.
 class RuntimeCall {
  public:
-  explicit RuntimeCall(const char* symbol) : call_(symbol, fake::kNothing) {
+  RuntimeCall(fake::Function& function, const char* symbol) : call_(function, symbol, fake::kNothing) {
     gpu->initialized = true;
     if (fake::current() == nullptr) use_device(0);
   }
@@ -46,10 +46,10 @@ class RuntimeCall {
 
 // A call that needs no device, and so makes no context.
 #define QUERY(symbol)                                             \
-  const fake::Call call(symbol, fake::kNothing);                  \
+  const fake::Call call(NAMED(symbol, fake::kNothing));           \
   if (call.refused() != 0) return standin::noted(call.refused()); \
   standin::gpu->initialized = true
 
-#define RUNTIME(symbol)                       \
-  const standin::RuntimeCall call(symbol);    \
+#define RUNTIME(symbol)                           \
+  const standin::RuntimeCall call(NAMED(symbol)); \
   if (call.refused() != 0) return standin::noted(call.refused())

@@ -8,20 +8,19 @@ A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the b
 the CPU support everything, but some functions take other buffers there. Inside the block these take the
 target's buffers:
 
-* attention takes CUDA's kernels; dropout keeps a mask of bytes, not of the input's type; a recurrent layer is
-  one cuDNN call; all through `kernels.py`;
+* attention takes a fused kernel; dropout keeps a mask of bytes, not of the input's type (`kernels.py`);
 * `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`autocast.py`);
 * optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
-* the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing;
-* modules can be converted and moved, which fake tensors otherwise refuse (`patch_module_conversion`);
-* transformers, unable to read positions, does not assume packed sequences (`library_patches.py`);
-* `trunc_normal_`, unable to read values, does not draw forever for values within bounds
-  (`library_patches.py`).
+* the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing.
+
+For both devices, `allow_fake_tensors` lets programs make and use fake tensors where PyTorch and transformers
+would fail or take another way.
 
 Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
 deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
 requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
-except for attention's backward pass, which is large and known.
+except for attention's backward pass, which is large and known. cuDNN's recurrent layers are not emulated:
+their estimate has a caveat.
 """
 
 from __future__ import annotations
@@ -36,28 +35,29 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
-from mempool.torch.estimate.device.kernels import Target
 from mempool.torch.estimate.device.library_patches import patch_transformers_masks, patch_trunc_normal
+from mempool.torch.estimate.fake.copies import fake_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
 def emulate_device(
-    device: str = "cuda", *, capability: tuple[int, int] = (8, 0), cudnn: int = 91600
+    device: str = "cuda",
+    *,
+    capability: tuple[int, int] = (8, 0),
+    warn: Callable[[str], object] = lambda _: None,
 ) -> Iterator[None]:
     """Let fake tensors of the CPU take the buffers of tensors on a device.
 
     Real tensors are unaffected, except for the types that autocast chooses: the changes hold for the whole
-    process while the block runs. The innermost of nested blocks counts: entering removes the kernels of the
-    enclosing block, and leaving restores them.
+    process while the block runs.
 
     Args:
-        device: "cuda", or "cpu", for which only the last three changes of the list above are made, and deep
-            copies.
+        device: "cuda", or "cpu", for which only `allow_fake_tensors` holds.
         capability: the compute capability, which decides between kernels of attention.
-        cudnn: cuDNN's version, likewise.
+        warn: called with circumstances that make an estimate less certain.
 
     Raises:
         UsageError: the device is another one.
@@ -66,19 +66,22 @@ def emulate_device(
     if kind not in ("cpu", "cuda"):
         raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch_module_conversion())
-        stack.enter_context(_constants_copied())
-        stack.enter_context(patch_transformers_masks())
-        stack.enter_context(patch_trunc_normal())
-        stack.enter_context(_kernels_of(Target(capability, cudnn) if kind == "cuda" else None))
+        stack.enter_context(allow_fake_tensors(warn))
         if kind == "cuda":
+            stack.enter_context(_foreach_by_default())
+            stack.enter_context(autocast.autocast_of_cuda())
+            stack.enter_context(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
+            stack.enter_context(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(capability)))
+            stack.enter_context(_no_inference_mode())
             stack.enter_context(accept_cuda_names())
         yield
 
 
-def emulated_device() -> str | None:
-    """Return the device of the innermost open block of `emulate_device`; None outside of all blocks."""
-    return None if _innermost is None else "cpu" if _innermost.target is None else "cuda"
+@contextlib.contextmanager
+def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterator[None]:
+    """Let modules with fake tensors be made, converted, moved and copied while the block runs."""
+    with _module_conversion(), _deep_copies(), patch_transformers_masks(warn), patch_trunc_normal():
+        yield
 
 
 @contextlib.contextmanager
@@ -88,55 +91,8 @@ def accept_cuda_names() -> Iterator[None]:
         yield
 
 
-class _Kernels:
-    """Overrides of functions that a device computes differently than the CPU; None: no overrides."""
-
-    def __init__(self, target: Target | None) -> None:
-        self.target = target
-        self._stack = contextlib.ExitStack()
-
-    def install(self) -> None:
-        """Override the functions."""
-        if self.target is not None:
-            enter = self._stack.enter_context
-            enter(patch_foreach_defaults())
-            enter(autocast.autocast_of_cuda())
-            enter(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
-            enter(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(self.target)))
-            enter(_no_inference_mode())
-
-    def remove(self) -> None:
-        """Restore the functions."""
-        self._stack.close()
-
-
-#: Kernels of the innermost open block.
-_innermost: _Kernels | None = None
-
-
 @contextlib.contextmanager
-def _kernels_of(target: Target | None) -> Iterator[None]:
-    """Override the kernels in the block; an enclosing block's overrides are suspended meanwhile."""
-    global _innermost
-    outer, inner = _innermost, _Kernels(target)
-    if outer is not None and outer.target == target:
-        yield
-        return
-    if outer is not None:
-        outer.remove()
-    _innermost = inner
-    try:
-        inner.install()
-        yield
-    finally:
-        inner.remove()
-        _innermost = outer
-        if outer is not None:
-            outer.install()
-
-
-@contextlib.contextmanager
-def patch_module_conversion() -> Iterator[None]:
+def _module_conversion() -> Iterator[None]:
     """Let `Module.to`, `half`, `cuda` and similar methods convert fake parameters in place.
 
     PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
@@ -165,29 +121,31 @@ def patch_module_conversion() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _constants_copied() -> Iterator[None]:
-    """Let `copy.deepcopy` copy fake tensors with a known value, such as batch norm's count of batches.
+def _deep_copies() -> Iterator[None]:
+    """Let `copy.deepcopy` copy fake tensors, for which PyTorch otherwise reads their address."""
 
-    PyTorch would give the copy the storage of the known value, which is on another device.
-    """
-
-    def copied(tensor: Any, memo: dict[int, Any]) -> Any:
-        if tensor.constant is None or not tensor.is_leaf or tensor.requires_grad:
+    def copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+        if type(tensor) is not FakeTensor:
             return Tensor.__deepcopy__(tensor, memo)
-        return memo.setdefault(id(tensor), tensor.clone())
+        if id(tensor) not in memo:
+            known = tensor.constant is not None  # a count of batches, for example
+            made = tensor.clone() if known else fake_of(tensor, memo.setdefault("mempool", {}), again=True)
+            memo[id(tensor)] = made
+            if tensor.grad is not None:
+                made.grad = copied(tensor.grad, memo)
+        found: Tensor = memo[id(tensor)]
+        return found
 
-    outermost = "__deepcopy__" not in vars(FakeTensor)
-    if outermost:
-        FakeTensor.__deepcopy__ = copied
+    before = FakeTensor.__deepcopy__
+    FakeTensor.__deepcopy__ = copied
     try:
         yield
     finally:
-        if outermost:
-            del FakeTensor.__deepcopy__
+        FakeTensor.__deepcopy__ = before
 
 
 @contextlib.contextmanager
-def patch_foreach_defaults() -> Iterator[None]:
+def _foreach_by_default() -> Iterator[None]:
     """Let optimizers and gradient clipping choose for fake tensors as they do for parameters on CUDA.
 
     Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
@@ -229,8 +187,8 @@ class _CudaNames(TorchFunctionMode):
             kwargs = kwargs or {}
             if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
                 with self:
-                    return backward(*args, **kwargs)
-            if func is Tensor.cuda and isinstance(args[0], FakeTensor):
+                    return _backward(*args, **kwargs)
+            if func in (Tensor.cuda, Tensor.pin_memory) and isinstance(args[0], FakeTensor):
                 return args[0]
             if func is Tensor.to:
                 args = (args[0], *(_cpu_for_cuda(a) for a in args[1:]))
@@ -241,10 +199,10 @@ class _CudaNames(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.to))
+_INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.pin_memory, Tensor.to))
 
 
-def backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
+def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
     """Run a backward as ``Tensor.backward`` does, outside of function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
 

@@ -1,18 +1,15 @@
 """Patches of library functions that read values, for tensors without values.
 
-The package transformers reads positions to know whether sequences are packed, and the padding mask to know
-whether any token is masked. A fake tensor has no values: transformers then assumes packed and padded
-sequences, every layer has a mask of the square of the length, and attention takes another kernel.
+The package transformers reads positions to know whether sequences are packed; of a fake tensor it would
+assume packed ones, every layer had a mask of the square of the length, and attention took another kernel. It
+reads padding masks to drop those of ones; a fake mask is kept, which needs more memory, and the user is told.
 
-``trunc_normal_`` draws again until all values are within bounds, which would never end. PyTorch's own
-function runs, so that its allocations are recorded; only the reads of the draws are answered, with the most
-likely result. Versions of PyTorch that compute the values without such reads run unchanged.
+``trunc_normal_`` draws again until all values are within bounds, which would never end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,30 +17,47 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from mempool.torch.estimate.fake.copies import holds_ones
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 _MODULE = "transformers.masking_utils"
+MASKED = (
+    "the attention mask is taken to mask some tokens, and so needs the square of the length: less is needed "
+    "where no token is padded"
+)
 
 
 @contextlib.contextmanager
-def patch_transformers_masks() -> Iterator[None]:
-    """Let transformers find no packed sequences, and drop masks of ones, while the block runs.
+def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
+    """Let transformers find no packed sequences, and tell of padding masks, while the block runs.
 
     The package may be imported inside the block.
+
+    Args:
+        warn: called with `MASKED` where transformers would read a padding mask.
     """
+
+    def noting(ignore: Callable[..., bool]) -> Callable[..., bool]:
+        def can_ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
+            if padding_mask is not None:
+                warn(MASKED)
+            return ignore(padding_mask, *args, **kwargs)
+
+        return can_ignore
+
+    replacements: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "find_packed_sequence_indices": lambda _: lambda position_ids: None,  # noqa: ARG005 - its name
+        "_ignore_causal_mask_sdpa": noting,
+        "_ignore_bidirectional_mask_sdpa": noting,
+    }
     with contextlib.ExitStack() as stack:
 
         def patch() -> None:
             module = sys.modules.get(_MODULE)
-            for name, replacement in _REPLACEMENTS.items():
-                before = getattr(module, name, None)
-                if before is not None and not hasattr(before, "of_mempool"):
+            for name, replacement in replacements.items():
+                if (before := getattr(module, name, None)) is not None:
                     setattr(module, name, replacement(before))
                     stack.callback(setattr, module, name, before)
 
@@ -51,78 +65,28 @@ def patch_transformers_masks() -> Iterator[None]:
             handle.remove()
             patch()
 
-        handle = register_module_forward_pre_hook(at_first_call)
-        stack.callback(handle.remove)
-        patch()
+        if _MODULE in sys.modules:
+            patch()
+        else:
+            handle = register_module_forward_pre_hook(at_first_call)
+            stack.callback(handle.remove)
         yield
-
-
-def _never_packed(_: Callable[..., Any]) -> Callable[..., Any]:
-    def find_target(position_ids: Any) -> None:
-        """Find no sequence that begins within another."""
-
-    find_target.of_mempool = True  # type: ignore[attr-defined]
-    return find_target
-
-
-def _without_ones(ignore: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap a function that decides whether a mask can be dropped; a mask of ones counts as no mask."""
-
-    def can_ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
-        return ignore(None if holds_ones(padding_mask) else padding_mask, *args, **kwargs)
-
-    can_ignore.of_mempool = True  # type: ignore[attr-defined]
-    return can_ignore
-
-
-#: Functions of `_MODULE` by name, each with the factory of its replacement.
-_REPLACEMENTS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "find_packed_sequence_indices": _never_packed,
-    "_ignore_causal_mask_sdpa": _without_ones,
-    "_ignore_bidirectional_mask_sdpa": _without_ones,
-}
-
-
-_READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
 @contextlib.contextmanager
 def patch_trunc_normal() -> Iterator[None]:
-    """Let ``trunc_normal_`` fill fake tensors while the block runs; real tensors get their values."""
+    """Let ``trunc_normal_`` fill fake tensors by one draw while the block runs; real tensors as usual."""
     before = nn.init._no_grad_trunc_normal_
 
-    def draw(
-        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        with contextlib.ExitStack() as stack:
-            if isinstance(tensor, FakeTensor):
-                stack.enter_context(_Outcome(_draws_again(tensor.numel(), mean, std, a, b)))
-            made: torch.Tensor = before(tensor, mean, std, a, b, *args, **kwargs)
-        return made
+    def draw(tensor: torch.Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(tensor, FakeTensor):
+            drawn: torch.Tensor = before(tensor, mean, std, *args, **kwargs)
+            return drawn
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
 
     nn.init._no_grad_trunc_normal_ = draw
     try:
         yield
     finally:
         nn.init._no_grad_trunc_normal_ = before
-
-
-def _draws_again(count: int, mean: float, std: float, a: float, b: float) -> int:
-    """Return the likely number of draws out of bounds, at most 2: more take no more memory."""
-    low, high = ((bound - mean) / (std * math.sqrt(2)) if std else math.inf for bound in (a, b))
-    outside = 1 - (math.erf(high) - math.erf(low)) / 2
-    return sum(count * outside**draws >= 1 for draws in (1, 2))
-
-
-class _Outcome(TorchDispatchMode):
-    """Dispatch mode that answers "some values are out of bounds" a number of times, then "none are"."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self._left = times
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _READ_VALUE and args[0].dtype is torch.bool:
-            self._left -= 1
-            return self._left >= 0
-        return func(*args, **(kwargs or {}))

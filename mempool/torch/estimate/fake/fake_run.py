@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -20,25 +22,19 @@ from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.inputs import positions_warning
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
-from mempool.units import binary
+from mempool.torch.estimate.result import RECURRENT
 from traces.trace import COLUMNS
 
 READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
-PAGED = (
-    "not counted: {} of optimizer state in unified memory, which moves to the host where the GPU is full; "
-    "each step is slower by the copies then"
-)
 #: Category of the optimizer's tensors on the host; removed from the returned trace.
-_HOST = "host"
+HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from mempool.torch.estimate.job import Job
@@ -54,7 +50,7 @@ def run(
 ) -> Trace:
     """Run some steps of a job without a GPU and without memory.
 
-    Random states, defaults, modes and settings of the process are restored afterwards, and ``functools``
+    Random states, defaults and modes of the process are restored afterwards, and ``functools``
     caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
     as a list filled by hooks or a dictionary of masks in a module.
 
@@ -74,38 +70,43 @@ def run(
     with (
         isolated(),
         fake_mode() as mode,
-        emulate_device(job.device, capability=job.capability),
+        emulate_device(job.device, capability=job.capability, warn=warn),
         _optimizers_reading(mode, warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _ModelAndOptimizers.of(job, warn)
+        made = _ModelAndOptimizers.of(job)
         running.model = made.model
+        if job.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in made.model.modules()):
+            warn(RECURRENT)
         with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, made.model, recorder, warn)
+            inputs = _inputs(job, recorder)
             begin = _train if job.mode == "train" else _infer
             take = begin(job, made, inputs, recorder, warn)
             for _ in range(steps):
                 next(take)
-                recorder.own(_HOST, _host_tensors(job, made))
+                for optimizer in made.optimizers if job.device == "cuda" else ():
+                    recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
-            if paged := _paged(job, made):
-                warn(PAGED.format(binary(sum(tensor.nbytes for tensor in paged))))
             del take
-    trace = _without_host(recorder.trace())
+    trace = without_host(recorder.trace())
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
 
-def _inputs(
-    job: Job, model: nn.Module, recorder: AccessRecorder, warn: Callable[[str], object]
-) -> Iterator[tuple[Any, ...]]:
+def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
     """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
     while True:
-        batch = to_fake((*job.inputs(job.batch), job.labels and job.labels(job.batch)))
+        batch = to_fake((*_converted(job), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
-        if text := positions_warning(model, *batch[:2]):
-            warn(text)
         yield batch
+
+
+def _converted(job: Job) -> Any:
+    """Return the inputs of a batch in the type of the parameters, as operations require without autocast."""
+    inputs, dtype = to_fake(job.inputs(job.batch)), job.dtype
+    if dtype is None or job.autocast is not None:
+        return inputs
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
 @dataclass
@@ -116,20 +117,18 @@ class _ModelAndOptimizers:
     optimizers: list[torch.optim.Optimizer]
 
     @classmethod
-    def of(cls, job: Job, warn: Callable[[str], object]) -> _ModelAndOptimizers:
-        model = fake_model(job.model, job.dtype, warn)
+    def of(cls, job: Job) -> _ModelAndOptimizers:
+        model = fake_model(job.model, job.dtype)
         model.train(job.mode == "train")
         if job.checkpoint:
-            checkpointed(model, job.checkpoint)
+            # On CUDA the state of random numbers is kept on the host.
+            checkpointed(model, preserve_rng_state=job.device == "cpu")
         if job.optimizer is None or job.mode == "inference":
             return cls(model, [])
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
             raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
-        optimizer = job.optimizer(trained)
-        if job.mode == "eval":
-            _make_state(optimizer)
-        return cls(model, [optimizer])
+        return cls(model, [job.optimizer(trained)])
 
 
 @contextlib.contextmanager
@@ -152,21 +151,6 @@ def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> 
             hook.remove()
 
 
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer's state as a first step of training does."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-
-
-def _host_tensors(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
-    """Return step counts of optimizers, and paged state."""
-    counts = [host_counts(optimizer) for optimizer in made.optimizers if job.device == "cuda"]
-    return sum(counts, _paged(job, made))
-
-
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return an optimizer's step counts, which are on the host unless it is fused or capturable."""
     return [
@@ -178,19 +162,12 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     ]
 
 
-def _paged(job: Job, made: _ModelAndOptimizers) -> list[torch.Tensor]:
-    """Return optimizer state in unified memory, which moves to the host if the GPU is full."""
-    states = [state for each in made.optimizers if job.device == "cuda" for state in each.state.values()]
-    held = [value for state in states if isinstance(state, dict) for value in state.values()]
-    return [value for value in held if getattr(value, "of_host", False)]
-
-
-def _without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers on the host."""
-    if _HOST not in trace.names:
+def without_host(trace: Trace) -> Trace:
+    """Return the trace without buffers that the recorder was told to be on the host."""
+    if HOST not in trace.names:
         return trace
     on_host = np.zeros(len(trace), np.bool_)
-    on_host[trace.category == trace.names.index(_HOST)] = True
+    on_host[trace.category == trace.names.index(HOST)] = True
     keep = ~(on_host[trace.births] & trace.of_buffers)
     return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
@@ -206,7 +183,7 @@ def _train(
     held: list[Any] = [None, None]  # variables of a loop: output and loss
     while True:
         for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
-            with _precision(job):
+            with _precision(job), _saved_tensors(job):
                 output = made.model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
                 held[0] = output if job.holds_output else None
@@ -218,7 +195,7 @@ def _train(
             loss.backward()
             del loss
         optimizer.step()
-        optimizer.zero_grad(set_to_none=job.set_to_none)
+        optimizer.zero_grad()
         yield
 
 
@@ -266,6 +243,16 @@ def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     lower: contextlib.AbstractContextManager[Any] = torch.autocast("cpu", dtype=job.autocast)
     return lower
+
+
+def _saved_tensors(job: Job) -> contextlib.AbstractContextManager[Any]:
+    """Keep no saved tensors on the device if the job says so: unpacking makes a new one, as a copy back."""
+    if not job.save_on_cpu:
+        return contextlib.nullcontext()
+    hooks: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(
+        lambda tensor: (tensor.size(), tensor.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])
+    )
+    return hooks
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Isolation of a fake run: process-wide settings and functools caches are restored afterwards."""
+"""Isolation of a fake run: random states, defaults and functools caches are restored afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 _Cache = functools._lru_cache_wrapper
@@ -72,51 +72,8 @@ def _holds_fakes(cache: _Cache[Any]) -> bool:
     return False
 
 
-#: A run changes process-wide settings, so only one runs at a time.
+#: A run changes the process's defaults, so only one runs at a time.
 _LOCK = threading.RLock()
-
-#: Process-wide settings that a model's code may change: a getter and a setter of each.
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    *(
-        (functools.partial(read, kind), functools.partial(write, kind))
-        for kind in ("cpu", "cuda")
-        for read, write in (
-            (torch.get_autocast_dtype, torch.set_autocast_dtype),
-            (torch.is_autocast_enabled, torch.set_autocast_enabled),
-        )
-    ),
-    (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda both: torch.set_anomaly_enabled(*both),
-    ),
-    *(
-        (functools.partial(getattr, holder, name), functools.partial(setattr, holder, name))
-        for holder, name in (
-            (torch.utils.deterministic, "fill_uninitialized_memory"),
-            (torch.backends.cudnn, "enabled"),
-            (torch.backends.cudnn, "benchmark"),
-            (torch.backends.cudnn, "deterministic"),
-            (torch.backends.mkldnn, "enabled"),
-        )
-    ),
-)
-
-
-def _restore_settings(stack: contextlib.ExitStack) -> None:
-    """Restore changed settings on exit; setting an unchanged one would have side effects."""
-    before = [read() for read, _ in _SETTINGS]
-
-    def put_back() -> None:
-        for (read, write), value in zip(_SETTINGS, before, strict=True):
-            if read() != value:
-                write(value)
-
-    stack.callback(put_back)
-
 
 #: Functools caches found before a group of runs (`shared_isolation`).
 _KNOWN: list[Any] = []
@@ -137,14 +94,14 @@ def shared_isolation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run with the defaults of a new process, then restore random states, types, modes and settings.
+    """Run with the defaults of a new process, then restore random states, types and modes.
 
-    A model's own code, too, may seed generators or set the default type. State in the model's own variables,
-    such as a dictionary of masks, is not restored; entries in ``functools`` caches are removed.
+    A model's own code, too, may seed generators or set the default type. Settings that it makes, such as
+    ``torch.backends.cudnn.benchmark``, and state in its variables, such as a dictionary of masks, are not
+    restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_LOCK)
-        _restore_settings(stack)
         known = [*_KNOWN, *caches()]
         stack.enter_context(_existing_objects_frozen())
         stack.enter_context(clear_fake_caches(known))  # searches only among objects that are not frozen
@@ -163,7 +120,9 @@ def isolated() -> Iterator[None]:
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - taken by position only
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs what exceptions then say
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
         yield
 
 
@@ -185,17 +144,3 @@ def _existing_objects_frozen() -> Iterator[None]:
     finally:
         _frozen = False
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Suppress messages that are logged before an exception is raised."""
-    logger.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(_: logging.LogRecord) -> bool:
-    return False

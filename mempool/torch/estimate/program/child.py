@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib.util
 import inspect
 import json
+import linecache
+import math
 import os
 import runpy
 import sys
@@ -16,14 +19,13 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
@@ -31,27 +33,26 @@ from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
 from mempool.rehearsal import generation
 from mempool.rehearsal.checkpoints import Redirection
-from mempool.rehearsal.child import Ending, RehearsalEnd, own_line, program_line
+from mempool.rehearsal.child import own_line, program_line
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
-from mempool.torch.estimate.fake.fake_run import host_counts
+from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
-from mempool.torch.estimate.program.places import DeviceNames, Places
 from mempool.torch.estimate.program.run import Request, Result
-from mempool.torch.estimate.program.value_reads import FiniteNumbers, ValueReads
-from mempool.torch.estimate.sources.scripts import keep_source
+from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
+from mempool.torch.estimate.result import RECURRENT
 from traces.formats.parquet import write_trace
-from traces.trace import COLUMNS
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from traces import Trace
 
 _CLOSURE = "{} calls the model as often as values say"
 _THREAD = "it runs a model in another thread, where nothing is recorded"
-_STUBBORN = "it catches every exception, and so does not end"
+_NO_STEP = "no optimizer step within {:g} s"
 #: Signs of errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
-_MOST_IGNORED = 30  #: ends of the run that a program may catch
 
 
 class _Program:
@@ -66,30 +67,22 @@ class _Program:
         self.request, self.result = request, Result()
         self._last_step = time.monotonic()
         self._optimizers: dict[int, tuple[torch.optim.Optimizer, int]] = {}
-        self._ignored = 0
-        self._over = threading.Event()
-        self._ending = Ending()
         self._recorder = AccessRecorder()
-        self._places = Places(self._recorder) if request.device == "cuda" else None
 
-    def run(self) -> None:
-        """Run the program to its end, and write the trace and the result."""
+    def run(self) -> NoReturn:
+        """Run the program to its end, or for some steps, and write the trace and the result."""
         self._install()
         with contextlib.ExitStack() as stack:
             for manager in self._modes():
                 stack.enter_context(manager)
             self._execute()
-        self._over.set()
-        if not self.result.message:
-            write_trace(self._trace(), Path(self.request.folder, "step.trace"))
-        self._leave()
+        self._finish()
 
     def _modes(self) -> list[Any]:
         request = self.request
-        emulation = emulate_device(request.device, capability=request.capability)
-        names = [accept_cuda_names()] if self._places is None else [self._places, DeviceNames(self._places)]
-        reads = ValueReads(self.result.decisions, self.result.numbers), FiniteNumbers()
-        return [ValuelessMode(), emulation, self._recorder, *names, *reads, _Checking(self._ending)]
+        emulation = emulate_device(request.device, capability=request.capability, warn=self._note)
+        reads = ValueReads(self.result.decisions, self.result.numbers), finite_numbers()
+        return [ValuelessMode(), emulation, self._recorder, accept_cuda_names(), *reads]
 
     def _install(self) -> None:
         """Patch PyTorch for the rest of the process."""
@@ -111,10 +104,9 @@ class _Program:
 
     def _execute(self) -> None:
         """Run the script, and note how it ends."""
-        request, result = self.request, self.result
+        request = self.request
         sys.argv = [request.path, *request.arguments]
         sys.path[0] = str(Path(request.path).resolve().parent)
-        result.ended = "program"
         keep_source(request.path)
         self._last_step = time.monotonic()  # PyTorch's own imports may have taken long
         threading.Thread(target=self._watch, daemon=True).start()
@@ -122,8 +114,6 @@ class _Program:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 runpy.run_path(request.path, run_name="__main__")
-        except RehearsalEnd:
-            result.ended = "steps" if result.ended == "program" else result.ended
         except SystemExit as error:
             if error.code not in (None, 0):
                 hint = ": give its arguments behind --" if error.code == 2 else ""
@@ -137,7 +127,7 @@ class _Program:
 
     def _fail(self, error: BaseException, message: str, line: str = "") -> None:
         places = [own_line(frame, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-        self.result.ended, self.result.message = "error", message
+        self.result.message = message
         self.result.line = line or next(filter(None, reversed(places)), "")
 
     # --- the end
@@ -151,80 +141,69 @@ class _Program:
         if threading.current_thread() is not threading.main_thread():
             self._refuse(_THREAD)
         self._last_step = time.monotonic()
-        if self._places is not None:
-            self._recorder.own("host", host_counts(optimizer))
+        if self.request.device == "cuda":
+            self._recorder.own(HOST, host_counts(optimizer))
         steps = self._optimizers.get(id(optimizer), (optimizer, 0))[1] + 1
         self._optimizers[id(optimizer)] = optimizer, steps
-        self.result.steps = max(count for _, count in self._optimizers.values())
         fewest = min(count for _, count in self._optimizers.values())
         if fewest >= self.request.steps or steps >= 16 * self.request.steps:
-            self._ignored += 1
-            if self._ignored > _MOST_IGNORED:
-                self._refuse(_STUBBORN)
-            for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
-                self._recorder.own("parameters", module.parameters())  # also of models that are not called
             if id(optimizer) == next(iter(self._optimizers)):
                 self._recorder.detected_step()  # the recorder's own hook does not see this step
-            raise RehearsalEnd
+            self._finish()
 
     def _before_module(self, module: nn.Module, _: Any) -> None:
+        if self.request.device == "cuda" and isinstance(module, nn.RNNBase):
+            self._note(RECURRENT)
         if threading.current_thread() is not threading.main_thread() and any(
             True for _ in module.parameters()
         ):
             self._refuse(_THREAD)
 
     def _watch(self) -> None:
-        """End a program that makes no step for too long; its process, if as long again is not enough."""
-        while time.monotonic() - self._last_step < self.request.seconds:
-            if self._over.wait(0.1):
-                return
+        """End a program that makes no step for too long."""
+        while (left := self._last_step + self.request.seconds - time.monotonic()) > 0:
+            time.sleep(min(left, self.request.seconds))
         main = threading.main_thread().ident or 0
-        self.result.line = program_line(sys._current_frames().get(main))
-        self.result.ended = "seconds"
-        self._ending.request()
-        if not self._over.wait(self.request.seconds):
-            self.result.ended, self.result.message = "error", _STUBBORN
-            self._leave()
+        self._refuse(_NO_STEP.format(self.request.seconds), sys._current_frames().get(main))
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, frame: FrameType | None = None) -> NoReturn:
         """End the process at once: the program cannot be tried."""
-        self.result.ended, self.result.message = "error", reason
-        self.result.line = program_line(sys._getframe(2))
-        self._leave()
+        self.result.message = reason
+        self.result.line = program_line(frame or sys._getframe(2))
+        self._finish()
 
-    def _leave(self) -> None:
-        """End the process, whose exit handlers might need values."""
+    def _finish(self) -> NoReturn:
+        """Write the trace and the result, and end the process, whose exit handlers might need values."""
+        self._last_step = math.inf
+        if not self.result.message:
+            with _disable_current_modes():
+                for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
+                    self._recorder.own("parameters", module.parameters())  # also of models without a call
+                write_trace(self._trace(), Path(self.request.folder, "step.trace"))
         self.result.write(self.request.folder)
         sys.stdout.flush()
         os._exit(0)
 
     def _trace(self) -> Trace:
         """Return the trace of the device's buffers."""
-        trace = self._recorder.trace()
-        host = trace.category[trace.births] == (trace.names.index("host") if "host" in trace.names else -2)
-        if self._places is not None:
-            host |= self._places.on_host(trace)
-        keep = ~(host & trace.of_buffers)
-        metadata = dict(trace.metadata) | {"clock": "none"}
-        columns = {name: getattr(trace, name)[keep] for name in COLUMNS}
-        return dataclasses.replace(trace, **columns, metadata=metadata)
+        trace = without_host(self._recorder.trace())
+        return dataclasses.replace(trace, metadata=dict(trace.metadata) | {"clock": "none"})
 
     # --- replacements of functions
 
+    def _note(self, text: str) -> None:
+        if text not in self.result.notes:
+            self.result.notes.append(text)
+
     def _skip_save(self, _: Any, path: Any = "", *__: Any, **___: Any) -> None:
-        note = (
-            f"torch.save({os.fspath(path)!r}) was passed over" if isinstance(path, (str, os.PathLike)) else ""
-        )
-        if note and note not in self.result.notes:
-            self.result.notes.append(note)
+        if isinstance(path, (str, os.PathLike)):
+            self._note(f"torch.save({os.fspath(path)!r}) was passed over")
 
     def _eager(self, name: str) -> Any:
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
             line = own_line(sys._getframe(1), sys._getframe(1).f_lineno)
             if line or isinstance(model, nn.Module):
-                note = f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}"
-                if note not in self.result.notes:
-                    self.result.notes.append(note)
+                self._note(f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_
@@ -243,18 +222,6 @@ def _known_list(tolist: Any) -> Any:
     return known
 
 
-class _Checking(TorchFunctionMode):
-    """Function mode that ends the program at its next operation, once its time is over."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__()
-        self._ending = ending
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._ending.check()
-        return func(*args, **(kwargs or {}))
-
-
 class _Batches(_SingleProcessDataLoaderIter):
     """Iterator over batches without memory; indices are real, since a sampler needs values."""
 
@@ -268,6 +235,14 @@ def _in_this_process(loader: Any) -> Any:
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)
+
+
+def keep_source(path: str) -> None:
+    """Keep the source of a script, whose lines are then known even if the script changes directory."""
+    source = Path(path).read_bytes()
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError):  # reported when the source is compiled
+        lines = importlib.util.decode_source(source).splitlines(keepends=True)
+        linecache.cache[path] = len(source), None, lines, path
 
 
 def main(text: str) -> None:

@@ -42,7 +42,7 @@ class Request:
         device: "cuda" or "cpu": the device of the real run.
         capability: compute capability of the device.
         steps: optimizer steps after which the program ends.
-        seconds: time without an optimizer step after which the program ends.
+        seconds: time without an optimizer step after which the program is refused.
     """
 
     path: str
@@ -59,19 +59,15 @@ class Result:
     """The end of a program, as the program's process reports it.
 
     Attributes:
-        ended: "steps", "program" for the program's own end, "seconds", or "error".
-        line: place at which the program ended, as ``file:line``.
-        message: error, in one line.
-        steps: optimizer steps.
+        message: reason why the program cannot be tried, in one line; "" if it was.
+        line: place of that, as ``file:line``.
         decisions: lines that read conditions on values.
         numbers: lines that read numbers.
         notes: sentences for the user.
     """
 
-    ended: str = "error"
-    line: str = ""
     message: str = ""
-    steps: int = 0
+    line: str = ""
     decisions: list[str] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -115,7 +111,7 @@ def run_program(
         arguments: the script's arguments in ``sys.argv``.
         device: "cuda" or "cpu": the device of the real run.
         capability: compute capability of the device.
-        seconds: time without an optimizer step after which the program ends.
+        seconds: time without an optimizer step after which the program is refused.
 
     Raises:
         OSError: the file cannot be read.
@@ -126,7 +122,7 @@ def run_program(
         request = Request(path, tuple(arguments), folder, device, capability, seconds=seconds)
         _run_child(request)
         result = _result(request)
-        if result.ended == "error":
+        if result.message:
             raise BrokenScriptError(_failure(request, result))
         trace = read_trace(Path(folder, _TRACE))
     marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
@@ -134,7 +130,7 @@ def run_program(
         trace,
         "train" if "backward" in marks else "inference",
         [*result.notes, *_number_notes(result)],
-        list(_caveats(request, result)),
+        list(_caveats(result)),
     )
 
 
@@ -185,11 +181,8 @@ def _some(lines: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _caveats(request: Request, result: Result) -> Iterator[Caveat]:
+def _caveats(result: Result) -> Iterator[Caveat]:
     if result.decisions:
         verb = "decides" if len(result.decisions) == 1 else "decide"
         unknown = f"{verb} by values of tensors, unknown before the run: {GUESSES}"
         yield Caveat(AS_FAR_AS_RAN, f"{_some(result.decisions)} {unknown}")
-    if result.ended == "seconds":
-        waited = f"{request.path} made no optimizer step within {request.seconds:g} s"
-        yield Caveat(AS_FAR_AS_RAN, f"{waited} and was ended at {result.line}")

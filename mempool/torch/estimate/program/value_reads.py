@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mempool.rehearsal.child import program_line
+from mempool.torch.estimate.device.kernels import for_fake_tensors, override_kernels
 from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
 
@@ -28,12 +30,8 @@ _DRAWN = frozenset(
         *(_aten.randperm.default, _aten.randperm.generator),
     )
 )
-_ATTRIBUTE = "_mempool_true_if_finite"
-_FALSE = frozenset(("isnan", "isinf", "isposinf", "isneginf"))
-_KEPT = frozenset(("any", "all", "bool", "view", "reshape", "flatten", "detach", "cpu", "to"))
-_NOT = frozenset(("logical_not", "bitwise_not", "__invert__"))
-_OR = frozenset(("logical_or", "bitwise_or", "__or__", "__ror__"))
-_AND = frozenset(("logical_and", "bitwise_and", "__and__", "__rand__"))
+#: Tests of values, and their results for finite numbers; `finite_numbers` adds ``isfinite``.
+_FINITE = {getattr(_aten, name).default: False for name in ("isnan", "isinf", "isposinf", "isneginf")}
 
 
 class ValueReads(TorchDispatchMode):
@@ -51,14 +49,13 @@ class ValueReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _aten._local_scalar_dense.default and args[0].constant is None:
-            if (truth := true_if_finite(args[0])) is not None:
-                return truth
             return self._answer(args[0].dtype)
         result = func(*args, **(kwargs or {}))
         if func in _DRAWN and result.numel() <= OPTIONS.known_elements:
             with _disable_current_modes():
-                result.constant = func(*args, **(kwargs or {}))
-            result.fake_mode.fake_tensor_converter.add_constant_storage_mapping(result)
+                _know(result, func(*args, **(kwargs or {})))
+        elif func in _FINITE:
+            _know_all(result, truth=_FINITE[func])
         return result
 
     def _answer(self, dtype: torch.dtype) -> bool | float:
@@ -89,36 +86,25 @@ class ValueReads(TorchDispatchMode):
         return self._asserted[file, line]
 
 
-class FiniteNumbers(TorchFunctionMode):
-    """Function mode that records the value of each condition if all numbers are finite."""
+@contextlib.contextmanager
+def finite_numbers() -> Iterator[None]:
+    """Let ``isfinite`` of fake tensors hold while the block runs; PyTorch composes it from comparisons."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        truth = _truth(getattr(func, "__name__", ""), args)
-        if truth is not None and isinstance(result, torch.Tensor):
-            setattr(result, _ATTRIBUTE, truth)
+    def isfinite(tensor: torch.Tensor) -> torch.Tensor:
+        result = (tensor == tensor).mul(tensor.abs() != float("inf"))
+        _know_all(result, truth=True)
         return result
 
-
-def true_if_finite(tensor: torch.Tensor) -> bool | None:
-    """Return the value of a condition if all numbers are finite; None if unknown."""
-    found: bool | None = getattr(tensor, _ATTRIBUTE, None)
-    return found
+    with override_kernels("AutogradCPU", {"isfinite": for_fake_tensors("isfinite", isfinite)}):
+        yield
 
 
-def _truth(name: str, args: Any) -> bool | None:
-    if name in _FALSE or name == "isfinite":
-        return name == "isfinite"
-    known = [true_if_finite(arg) for arg in args[:2] if isinstance(arg, torch.Tensor)]
-    if not known or all(truth is None for truth in known):
-        return None
-    if name in _KEPT:
-        return known[0]
-    if name in _NOT:
-        return not known[0]
-    decides = name in _OR
-    if len(known) == 2 and (decides or name in _AND):
-        if decides in known:
-            return decides
-        return None if None in known else not decides
-    return None
+def _know_all(result: Any, *, truth: bool) -> None:
+    with _disable_current_modes():
+        _know(result, torch.tensor(truth).expand(result.shape))
+
+
+def _know(result: Any, values: torch.Tensor) -> None:
+    """Let fake mode know a result's values, and those of numbers that are computed from them alone."""
+    result.constant = values
+    result.fake_mode.fake_tensor_converter.add_constant_storage_mapping(result)

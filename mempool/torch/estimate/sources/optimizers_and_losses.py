@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
-from mempool.torch.estimate.sources.scripts import load_module, load_script
 from mempool.torch.model_spec import parse_name, parse_type
 
 if TYPE_CHECKING:
@@ -30,28 +29,24 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
-#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "paged_adamw_8bit" are other spellings.
-_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items() if name.endswith("bit")}
+#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "adamw-8bit" are other spellings.
+_EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items()}
 
 
 def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
-    """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``, ``module:function``.
+    """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``.
 
     Raises:
         UsageError: the name is unknown.
     """
     arguments = dict(spec.arguments)
-    if spec.kind:
-        made = _function_of_module(spec)
-    else:
-        name, _, more = spec.name.lower().partition("+")
-        eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
-        if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
-            known = [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]
-            raise UsageError(_unknown("optimizer", spec.name, known))
-        made = eight or getattr(torch.optim, OPTIMIZERS[name])
-        if more:
-            arguments.setdefault("momentum", 0.9)
+    name, _, more = spec.name.lower().partition("+")
+    eight = _EIGHT_BIT.get(re.sub("bnb|[-_]", "", name))
+    if (name not in OPTIMIZERS and eight is None) or more not in ("", "momentum"):
+        raise UsageError(_unknown("optimizer", spec.name, [*OPTIMIZERS, "sgd+momentum", *_EIGHT_BIT]))
+    made: Any = eight or getattr(torch.optim, OPTIMIZERS[name])
+    if more:
+        arguments.setdefault("momentum", 0.9)
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
         try:
@@ -64,14 +59,11 @@ def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
 
 
 def loss_of_name(spec: ModelSpec) -> Callable[[Any], torch.Tensor]:
-    """Return a loss, a function of the output, by name: ``cross-entropy``, ``module:function``.
+    """Return a loss, a function of the output, by name, such as ``cross-entropy``.
 
     Raises:
         UsageError: the name is unknown.
     """
-    if spec.kind:
-        made: Callable[[Any], torch.Tensor] = _function_of_module(spec)
-        return made
     if (found := LOSSES.get(spec.name.lower().replace("_", "-"))) is None or spec.arguments:
         raise UsageError(_unknown("loss", spec.name, list(LOSSES)))
     return lambda output: found(_tensor(output))
@@ -97,17 +89,10 @@ def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _function_of_module(spec: ModelSpec) -> Any:
-    module = (load_script if spec.kind == "script" else load_module)(spec.where)
-    if not spec.name or not callable(found := getattr(module, spec.name, None)):
-        raise UsageError(f"{spec.where} has no function {spec.name!r}")
-    return found
-
-
 def _unknown(noun: str, name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"no {noun} {name!r}; {hint} One of your own: module:function"
+    return f"no {noun} {name!r}; {hint}"
 
 
 def _tensor(output: Any) -> torch.Tensor:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.inputs import most_positions
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
 
@@ -26,20 +25,14 @@ if TYPE_CHECKING:
 
 #: Classes that choose the model, by task; a family without a given task gets the first supported task.
 TASKS = {
-    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "masked-lm": "AutoModelForMaskedLM",
     "causal-lm": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
-    "ctc": "AutoModelForCTC",
     "base": "AutoModel",
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "audio-classification": "AutoModelForAudioClassification",
 }
-#: Families for which their own class is the better choice, since they hold several models.
-_BASE = ("clip", "siglip", "blip", "align", "chinese_clip")
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,7 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
 
     Args:
         name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
-            config.json or such a file, or a model in the local cache of the Hugging Face Hub.
+            config.json or such a file.
         arguments: of the configuration, overriding the defaults.
         task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
 
@@ -123,7 +116,9 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
         return _of_file(transformers, Path(name).expanduser(), arguments)
     family, own = _family(transformers, name)
     if family is None:
-        return _cached(transformers, name, arguments)
+        near = difflib.get_close_matches(plain_name(name), known_names(), n=4, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else "such as gpt2, llama-2-7b, LlamaConfig(...)"
+        raise UsageError(f"transformers knows no model {name!r}: {hint}")
     make = functools.partial(family, **own)
     _check_arguments(name, make(), arguments)
     return _made(name, make, arguments)
@@ -148,28 +143,13 @@ def plain_name(name: str) -> str:
     key = name.lower().rpartition("/")[2].replace("_", "-").replace("meta-llama-", "llama-")
     for end in ("-hf", "-instruct", "-chat", "-v0.1", "-v0.3", "-v1.0", "-uncased", "-cased", "-patch16-224"):
         key = key.removesuffix(end)
-    return key.replace("llama-3.1-", "llama-3-").replace("whisper-large-v2", "whisper-large")
+    return key.replace("llama-3.1-", "llama-3-")
 
 
 def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
     file = path / "config.json" if path.is_dir() else path
     file.open("rb").close()  # raises the error for a wrong name
     return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
-
-
-def _cached(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
-    """Return a configuration that an earlier download left on this machine."""
-    try:
-        return transformers.AutoConfig.from_pretrained(name, local_files_only=True, **arguments)
-    except Exception:  # any failure means that no usable configuration exists
-        known = known_names()
-        near = difflib.get_close_matches(plain_name(name), known, n=4, cutoff=0.6)
-        hint = (
-            f"did you mean {', '.join(near)}?" if near else "such as gpt2, bert, llama-2-7b, LlamaConfig(...)"
-        )
-        raise UsageError(
-            f"transformers knows no model {name!r}, and this machine has no config.json of it: {hint}"
-        ) from None
 
 
 def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
@@ -209,8 +189,6 @@ def task_of(kind: Any) -> str:
 
 
 def _usual(transformers: Any, config: Any) -> str:
-    if config.model_type in _BASE:
-        return "base"
     for task, auto in TASKS.items():
         if type(config) in getattr(transformers, auto)._model_mapping:
             return task
@@ -218,40 +196,31 @@ def _usual(transformers: Any, config: Any) -> str:
 
 
 def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
-    """Return the length of the sequences, in tokens or sound samples; None for a model of images.
+    """Return the length of the sequences in tokens; None for a model of images.
 
     Raises:
         UsageError: the length exceeds the model's positions.
     """
-    main = model.kind.main_input_name
-    if main == "pixel_values" and "input_ids" not in model.takes:
+    if model.kind.main_input_name == "pixel_values" and "input_ids" not in model.takes:
         return None
-    if main == "input_values":
-        return requested or OPTIONS.sound_samples
-    most = most_positions(model.config)
+    text = model.config.get_text_config()
+    fields = (getattr(text, name, None) for name in ("max_position_embeddings", "n_positions"))
+    most = next((size for size in fields if isinstance(size, int) and size > 0), None)
     if requested is None:
         return min(most or OPTIONS.tokens, OPTIONS.tokens)
-    if most is not None and requested > most and not _unbounded(model):
+    computed = getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
+    if most is not None and requested > most and not computed:
         raise UsageError(f"--seq {requested:,}: {model.kind.__name__} has positions for {most:,} only")
     return requested
 
 
-def _unbounded(model: TransformersModel) -> bool:
-    """Return whether positions are computed, so that longer sequences run nevertheless."""
-    text = model.config.get_text_config()
-    return getattr(text, "rope_parameters", None) is not None or hasattr(text, "rope_theta")
-
-
-def model_inputs(
-    model: TransformersModel, batch: int, seq: int | None, image: int | None, *, labels: bool
-) -> dict[str, Any]:
+def model_inputs(model: TransformersModel, batch: int, seq: int | None, *, labels: bool) -> dict[str, Any]:
     """Return the named arguments of the model's forward.
 
     Args:
         model: the model.
         batch: samples.
         seq: length returned by `sequence_length`.
-        image: height and width; None for the configuration's.
         labels: whether to include the arguments of the loss.
 
     Raises:
@@ -259,18 +228,12 @@ def model_inputs(
     """
     main, takes = model.kind.main_input_name, model.takes
     given = {}
-    if main == "input_features":
-        given["input_features"] = torch.zeros(batch, *_features(model))
-    elif main == "input_values":
-        given["input_values"] = torch.zeros(batch, seq or OPTIONS.sound_samples)
     if main == "pixel_values" or "pixel_values" in takes:
-        given["pixel_values"] = torch.zeros(batch, *_image(model, image))
+        given["pixel_values"] = torch.zeros(batch, *_image(model))
     if main == "input_ids" or ("input_ids" in takes and model.task == "base"):
         given["input_ids"] = _tokens(batch, seq)
-        if "attention_mask" in takes:
-            given["attention_mask"] = torch.ones(batch, seq or 1, dtype=torch.int64)
     if main not in given:
-        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: give --inputs")
+        raise UsageError(f"{model.kind.__name__} takes {main}, whose shape is not known: fit it in Python")
     return given | (_labels(model, batch, seq) if labels else _decoder(model, batch, seq))
 
 
@@ -279,14 +242,9 @@ def _tokens(batch: int, seq: int | None) -> torch.Tensor:
 
 
 def _labels(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
-    if "return_loss" in model.takes and "labels" not in model.takes:
-        return {"return_loss": True}
-    if model.task == "question-answering":
-        ends = {key: torch.zeros(batch, dtype=torch.int64) for key in ("start_positions", "end_positions")}
-        return {key: ends[key] for key in ends if key in model.takes}
     if "labels" not in model.takes:
         return _decoder(model, batch, seq)
-    whole = model.task in ("sequence-classification", "image-classification", "audio-classification")
+    whole = model.task in ("sequence-classification", "image-classification")
     return {"labels": torch.zeros(batch, dtype=torch.int64) if whole else _tokens(batch, seq)}
 
 
@@ -296,16 +254,8 @@ def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str,
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
 
-def _features(model: TransformersModel) -> tuple[int, int]:
-    mels = getattr(model.config, "num_mel_bins", None)
-    frames = getattr(model.config, "max_source_positions", None)
-    if not isinstance(mels, int) or not isinstance(frames, int):
-        raise UsageError(f"{model.kind.__name__} takes features whose shape is not known: give --inputs")
-    return mels, 2 * frames
-
-
-def _image(model: TransformersModel, image: int | None) -> tuple[int, int, int]:
+def _image(model: TransformersModel) -> tuple[int, int, int]:
     vision = getattr(model.config, "vision_config", model.config)
-    size = image or getattr(vision, "image_size", None) or 224
+    size = getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
     return int(getattr(vision, "num_channels", 3) or 3), int(height), int(width)
