@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from answers import Cli
 from commands import COMMAND
 from hypothesis import given
@@ -22,15 +21,13 @@ from recordings import random_trace
 from shown import four_buffers
 from swap_steps import training
 
-from mempool.cli.app import app, call
+from mempool.cli.app import call
 from mempool.cli.run import exec as launch
 from mempool.units import parse_memory, typed_size
 from traces import Buffers, EventType, Trace
 from traces.formats.minimalloc import write_csv
 from traces.formats.parquet import write_trace
 from traces.workload import generate
-
-VERBS = ("check", "compare", "convert", "demo", "diagnose", "fit", "info", "plan", "run", "show", "swap")
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +72,17 @@ REFUSED: list[Any] = [
     ("plan t.trace --capacity 4K --capacity 8K --solver best_fit", 2, "auto, greedy"),
     ("plan t.trace --capacity 4K --capacity 8K -o p.csv", 2, "a CSV holds one arena"),
     ("plan t.trace --target low", 2, "--target: 'low'"),
-    ("plan t.trace --target -1%", 2, "--target: '-1%'"),
     ("plan t.trace --alignment 3", 2, "power of two"),
     (f"plan t.trace --alignment {2**63}", 2, "--alignment"),
     ("plan t.trace --time-limit nan", 2, "--time-limit"),
     ("plan t.trace -o t.trace", 2, "overwrite"),
     ("plan t.trace -o no/folder/p", 3, "no/folder/p: No such file"),
     ("plan t.trace -o .", 3, "Is a directory"),
-    ("plan t.trace -o t.trace/p", 3, "t.trace/p: Not a directory"),
     ("plan t.trace -o p.csv", 2, "--whole"),
     ("plan nowhere", 3, "nowhere"),
     ("plan .", 3, "."),
     ("plan t.plan", 3, "a plan already"),
     ("check t.trace t.trace", 3, "not a plan"),
-    ("check b.csv b.csv", 3, "without offsets"),
     ("check t.plan t.plan", 3, "a plan, not a trace"),
     ("info /proc/self/mem", 3, "/proc/self/mem"),
     ("info t.plan --device 0", 2, "a plan, which has no devices"),
@@ -105,7 +99,6 @@ REFUSED: list[Any] = [
     ("fit transformers:gpt2", 4, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'"),
     ("fit 'no model'", 2, "names no model"),
     ("fit transformers:m --seq x", 2, "--seq: 'x' is no number"),
-    ("fit transformers:m --limit much", 2, "--limit: 'much' is not a size"),
     ("fit transformers:m --limit 0", 2, "--limit: nothing fits"),
     ("fit transformers:m --limit 24", 2, "'24' has no unit: say 24GiB"),
     ("fit transformers:m --card 'RTX 4091'", 2, "did you mean RTX 4090"),
@@ -120,30 +113,22 @@ REFUSED: list[Any] = [
     ("run loop", 3, "loop: No such file"),
     ("run hidden/script.py", 2, "traces"),
     ("run --frobnicate script.py", 2, "--frobnicate"),
-    ("run --limit 24 GB script.py", 2, "say --limit 24GB"),
     ("run --limit 24 script.py", 2, "'24' has no unit: say 24GiB"),
-    ("run --max-reserved lots script.py", 2, "lots"),
-    ("run --max-reserved 24 script.py", 2, "'24' has no unit: say 24GiB"),
     ("run --max-reserved 1048575 script.py", 2, "'1048575' has no unit: say 1048575MiB"),
     ("run --plan script.py script.py", 3, "script.py"),
     ("run --record no/folder/t script.py", 3, "no/folder/t"),
-    ("run --record script.py/t script.py", 3, "script.py/t: Not a directory"),
     ("run --record loop script.py", 3, "loop: Too many levels"),
     (f"run --record {'n' * 300} script.py", 3, "File name too long"),
     ("run --record script.py script.py", 2, "script.py would be written over"),
-    ("run --record app/__main__.py app", 2, "__main__.py would be written over"),
     ("run --record same --json same script.py", 2, "same would be written over"),
-    ("run --json hidden/../script.py script.py", 2, "would be written over"),
     ("run --plan t.plan --record t.plan script.py", 2, "t.plan would be written over"),
     ("MEMPOOL_RECORD=script.py run script.py", 2, "script.py would be written over"),
     ("MEMPOOL_RECORD=hidden run script.py", 3, "hidden: Is a directory"),
-    ("MEMPOOL_RECORD=no/folder/t run script.py", 3, "no/folder/t: No such file"),
     ("MEMPOOL_PLAN=nowhere run script.py", 3, "nowhere: No such file"),
     ("show absent.trace --perfetto x.json", 3, "absent.trace: No such file"),
     ("show four.trace t.plan --perfetto x.json", 3, "t.plan: a plan for another trace"),
     ("show four.trace t.trace --perfetto x.json", 3, "t.trace: a trace without offsets, not a plan"),
     ("show four.trace -o four.trace", 2, "would take the place of another file"),
-    ("show four.trace --perfetto four.html -o four.html", 2, "would take the place"),
     ("show four.trace -o no/such/folder.html", 3, "No such file or directory"),
     ("show t.plan -a first_fit --perfetto x.json", 2, "allocators are simulated on traces"),
     ("show four.trace -a worst_fit --perfetto x.json", 2, "no allocator 'worst_fit'; there are"),
@@ -154,7 +139,6 @@ REFUSED: list[Any] = [
     ("swap swap.trace --limit 1.5", 2, "'1.5' is no whole number of bytes: say 12GiB, `free`"),
     ("swap swap.trace --link 1e300,1", 2, "a link begins within"),
     ("swap swap.trace --link rope", 2, "--link"),
-    ("swap swap.trace --bandwidth x", 2, "--bandwidth"),
     ("swap swap.trace -o swap.trace", 2, "overwrite"),
     ("swap silent.trace", 3, "no reads and writes"),
     ("swap b.csv", 3, "b.csv: a csv, which has no events"),
@@ -255,21 +239,6 @@ def test_package_is_runnable_as_the_command(tmp_path: Path) -> None:
     )
     assert (package.returncode, package.stderr) == (script.returncode, script.stderr)
     assert package.returncode == 3
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_has_examples(verb: str, cli: Cli) -> None:
-    assert f"mempool {verb}" in cli.printed(verb, "--help").split("For example")[1]
-
-
-def test_help_fits_a_screen_and_names_every_verb(cli: Cli) -> None:
-    lines = cli.printed("--help").splitlines()
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 80
-    assert {line.split()[0] for line in lines if line.startswith("  ")} == set(
-        typer.main.get_command(app).commands
-    )
-    assert "<bool>" not in cli.printed("run --help") + cli.printed("demo --help")
 
 
 def test_completion_offers_verbs_allocators_and_solvers() -> None:

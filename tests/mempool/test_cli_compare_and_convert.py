@@ -91,31 +91,6 @@ def test_every_allocator_has_a_row_with_complete_json_fields(cli: Cli) -> None:
         assert row["driver_calls"] > 0
 
 
-@pytest.mark.parametrize(
-    ("command", "parts"),
-    [
-        (
-            f"run0/rank.trace {TWO} --limit 700KiB",
-            ["first_fit runs out of", "best_fit:growth_bytes=4194304 runs out of"],
-        ),
-        (
-            "run0/rank.trace -a cnmem:grows=false",
-            ["cnmem:grows=False runs out of what its settings allow at event "],
-        ),
-        (
-            "'odd [x] y.trace' -a cupy --limit 512",
-            ["odd [x] y.trace, device 0", "in [/bold]\\ud800, which asks"],
-        ),
-        ("marks.trace", ["marks.trace: no allocations\n"]),
-    ],
-)
-def test_compare_prints_names_in_full_and_failures_with_their_event(
-    cli: Cli, command: str, parts: list[str]
-) -> None:
-    text = cli.printed(f"compare {command}")
-    assert [part for part in parts if part not in text] == []
-
-
 def test_patterns_stand_for_their_files_and_the_worst_is_named(cli: Cli) -> None:
     rows = cli.answer("compare 'run*/rank.trace' run0/rank.trace --limit 1GiB", TWO)
     assert [(row["file"], row["allocator"], row["fits"]) for row in rows] == [
@@ -257,14 +232,6 @@ def test_source_lines_are_left_out_unless_requested(cli: Cli) -> None:
             assert any(line in name for name in names) == (line.encode() in content) == shown
             assert shown or b"secret" not in content
             assert "aten::empty" in names
-
-
-def test_log_is_converted_in_pieces(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function that reads a whole log is not called: a log may be larger than memory."""
-    monkeypatch.setattr("traces.read.read", None)
-    cli.run("convert rmm.csv x.trace --lenient")
-    cli.run("convert cupy.log y.trace")
-    assert read_trace("y.trace").metadata["framework"] == "cupy"
 
 
 def test_converted_csv_has_the_buffers_and_the_plan_of_its_trace(cli: Cli) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -175,26 +173,3 @@ def test_every_json_key_is_documented(folder: Path, cli: Cli) -> None:
         shown = cli.answer(command)
         entries = [*shown.get("largest_at_peak", ()), *(shown.get("arenas") or ())]
         assert {key for entry in (shown, *entries) for key in entry} <= documented, command
-
-
-def on_a_terminal(*command: str) -> tuple[int, str]:
-    """Run a command whose stderr is a terminal; return the exit code and the terminal output."""
-    ours, its = pty.openpty()
-    begun = subprocess.Popen([COMMAND, *command], stdout=subprocess.DEVNULL, stderr=its)
-    os.close(its)
-    shown = b""
-    with contextlib.suppress(OSError):  # so ends a terminal that nobody has open any more
-        while piece := os.read(ours, 4096):
-            shown += piece
-    os.close(ours)
-    return begun.wait(60), shown.decode(errors="replace")
-
-
-def test_terminal_shows_progress_for_any_file_name(folder: Path) -> None:
-    name = "odd [/bold] x.trace"
-    (folder / "odd [").mkdir()
-    (folder / "t.trace").rename(folder / name)
-    for command in (["info", name], ["plan", name], ["compare", name, "-a", "cupy"]):
-        code, shown = on_a_terminal(*command)
-        assert code == 0, shown
-        assert name in shown

@@ -126,16 +126,6 @@ def test_variants_are_planned_separately_by_other_solvers(folder: Path, cli: Cli
     assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
 
 
-def test_for_several_arenas_the_largest_is_planned_alone(folder: Path, cli: Cli) -> None:
-    """A single plan of all variants takes no longer, since the others need no better plan."""
-    alone = cli.answer("plan run.trace --capacity 1MiB --capacity 1MiB")
-    assert len(alone["variants"]) == 1
-    kinds = cli.answer("info run.trace")["variants"]
-    assert alone["peak_load_bytes"] == max(kind["peak_load_bytes"] for kind in kinds)
-    together = cli.answer("plan run.trace --solver search")
-    assert together["nodes"] < 1000 + 2 * max(alone["nodes"], 20_000_000)
-
-
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
 def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: int, together: bool) -> None:

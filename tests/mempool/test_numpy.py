@@ -60,17 +60,6 @@ class TestInstall:
                 mempool.numpy.install()
             assert owns(pool, np.ones(1000))
 
-    def test_uninstall_without_install_warns(self) -> None:
-        with pytest.warns(RuntimeWarning, match="no pool is installed"):
-            mempool.numpy.uninstall()
-
-    def test_closing_an_older_pool_leaves_the_installed_pool(self) -> None:
-        old = mempool.numpy.install()
-        old.close()
-        with mempool.numpy.install() as new:
-            old.close()
-            assert owns(new, np.ones(1000))
-
     @pytest.mark.parametrize(
         "options", [{"device": "moon"}, {"device": _core.SimulatedDevice()}, {"sized": 1}]
     )
@@ -135,19 +124,6 @@ class TestTheEnd:
             for _ in range(3): threading.Thread(target=work, daemon=True).start()
             time.sleep(0.2)
         """)
-
-    def test_interpreter_ends_silently_in_development_mode(self) -> None:
-        run(
-            """
-            import numpy as np, mempool.numpy
-            with mempool.numpy.install() as pool:
-                kept = [np.ones(1000 + n) for n in range(50)]
-            """,
-            "-X",
-            "dev",
-            "-W",
-            "error",
-        )
 
 
 class TestChildren:

@@ -164,18 +164,6 @@ class TestZeros:
             assert resident_bytes() - before < 8 * MIB
             assert not zeros[::4096].any()
 
-    @pytest.mark.parametrize("size", [1 << 37, 1 << 46])
-    def test_size_refused_by_malloc_is_refused_by_the_pool(self, size: int) -> None:
-        libc = ctypes.CDLL(None)
-        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        libc.free.argtypes = [ctypes.c_void_p]
-        given = libc.malloc(size)
-        libc.free(given)
-        with serving():
-            refused = contextlib.nullcontext() if given else pytest.raises(MemoryError)
-            with refused:
-                np.empty(size, np.uint8)
-
 
 class TestMemoryError:
     def test_failed_resize_leaves_the_old_array_unchanged(self) -> None:

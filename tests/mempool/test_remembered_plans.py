@@ -173,12 +173,6 @@ def test_damaged_plan_is_deleted_and_the_program_runs(
     assert report(script, 1)["plan_active_at_iteration"] <= 2
 
 
-def test_unwritable_cache_folder_is_no_error(script: Path, report: Callable[..., dict[str, Any]]) -> None:
-    for _ in range(2):
-        said = report(script, 1, environment={"MEMPOOL_CACHE": "/proc/none"})
-        assert said["plan_active_at_iteration"] > 5
-
-
 def refuse(*_: Any, **__: Any) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 

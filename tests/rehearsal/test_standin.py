@@ -89,16 +89,6 @@ def test_promised_values_read_back_until_the_range_is_written(cuda: Cuda) -> Non
     assert cuda.read(block, 4) == bytes(4)
 
 
-@on_standin("values=random")
-def test_random_values_are_0_or_1_in_every_eighth_byte(cuda: Cuda) -> None:
-    block, data = cuda.get("cudaMalloc", 8192), b"\x05" * 64
-    drawn = cuda.read(block, 8192)
-    assert set(drawn[::8]) == {0, 1}
-    assert {byte for i, byte in enumerate(drawn) if i % 8} == {0}
-    cuda.do("cudaMemcpy", block, data, 64, TO_DEVICE)
-    assert cuda.read(block, 64) == data
-
-
 @on_standin("values=copied")
 def test_copied_values_come_from_fills_and_from_copies_of_any_size(cuda: Cuda) -> None:
     block, data = cuda.get("cudaMalloc", 2 * MIB), bytes(range(256)) * 4096

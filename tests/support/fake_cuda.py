@@ -55,7 +55,6 @@ _ARGUMENTS = {
     "live_bytes": "i>z",
     "peak_bytes": "i>z",
     "live_allocations": ">z",
-    "live_events": ">z",
     "live_memories": ">z",
     "live_streams": ">i",
     "page_faults": "i>z",
@@ -229,10 +228,6 @@ class FakeCuda:
     @property
     def live_allocations(self) -> int:
         return self._call("live_allocations")
-
-    @property
-    def live_events(self) -> int:
-        return self._call("live_events")
 
     @property
     def live_memories(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from mempool import UsageError
 from mempool.torch import compiled_library
 from mempool.torch.introspection import diagnosis
-from mempool.torch.introspection.diagnosis import Diagnosis, Finding, diagnose, warn
+from mempool.torch.introspection.diagnosis import diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,19 +140,3 @@ def test_serving_pool_has_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not diagnose(serving=True)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     assert [finding.name for finding in diagnose(serving=True).findings] == ["cudnn_benchmark"]
-
-
-def test_ignored_settings_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "roundup_power2_divisions:[256:1,512:2],pinned_num_register_threads:8, max_split_size_mb:128"
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", text)
-    (found,) = diagnose().findings
-    assert "roundup_power2_divisions:[256:1,512:2], max_split_size_mb:128: settings" in found.problem
-    assert found.remedy == "unset PYTORCH_CUDA_ALLOC_CONF"
-
-
-def test_each_finding_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    found = Diagnosis((Finding("a", "stops", "p", "r"), Finding("b", "warns", "q", "s")))
-    with caplog.at_level(logging.WARNING, "mempool"):
-        warn(found)
-        warn(found)
-    assert [record.getMessage() for record in caplog.records] == ["a: p; r", "b: q; s"]

@@ -73,17 +73,6 @@ class TestInstall:
             mempool.torch.install(device="cpu")
         assert owns(pool, torch.ones(1000))
 
-    def test_torch_device_is_accepted(self) -> None:
-        with mempool.torch.install(device=torch.device("cpu"), background=False) as pool:
-            assert owns(pool, torch.ones(1000))
-        for wrong in ("", 0, "tpu"):
-            with pytest.raises(UsageError, match="no device"):
-                mempool.torch.install(device=wrong)
-
-    def test_uninstall_without_install_warns(self) -> None:
-        with pytest.warns(RuntimeWarning, match="no pool is installed in PyTorch"):
-            mempool.torch.uninstall()
-
     def test_off_mode_leaves_pytorch_unchanged(self) -> None:
         with mempool.torch.install(device="cpu", mode="off") as pool:
             assert not owns(pool, torch.ones(1000))

@@ -105,13 +105,6 @@ def test_annotated_steps_divide_iterations_once_for_all_devices(
     assert len(trace.on_device(1)) == 5  # an alloc, a range's two ends, and the steps of all devices
 
 
-@pytest.mark.parametrize("value", [{}, {"name": "x", "stage": "START"}, 5, {"stage": "?", "time_us": 1}])
-def test_invalid_annotations_are_counted(value: Any, tmp_path: Path) -> None:
-    path = stored(tmp_path / "s", [event("alloc", 512, 1)], external_annotations=[value])
-    trace = read_snapshot(path)
-    assert (trace.kind.tolist(), trace.metadata["action.annotation"]) == ([EventType.ALLOC], "1")
-
-
 @pytest.mark.parametrize(
     ("events", "history", "before"),
     [
@@ -138,13 +131,6 @@ def test_list_of_segments_is_a_snapshot_without_events(tmp_path: Path) -> None:
     trace = read_snapshot(path)
     assert (trace.devices, trace.load().tolist()[-1]) == ((0, 3), 800)
     assert completeness(trace, 3).history is History.ABSENT
-
-
-def test_compressed_snapshot_is_the_snapshot(tmp_path: Path) -> None:
-    plain, packed = stored(tmp_path / "s", [event("alloc", 512, 1)] * 1), tmp_path / "s.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert sniff(packed) == "snapshot"
-    assert_same(read_snapshot(packed), read_snapshot(plain))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
@@ -295,13 +281,6 @@ def test_living_blocks_at_the_end_must_agree_with_the_events(
     skipped = Counter[str]()
     read_snapshot(path, skipped=skipped).validate()
     assert skipped == {reason: 1}
-
-
-def test_folders_of_source_lines_are_kept_on_request(tmp_path: Path) -> None:
-    frames = [{"name": "train", "filename": "/home/me/train.py", "line": 12}]
-    path = stored(tmp_path / "s", [event("alloc", 512, 1, frames=frames)])
-    assert read_snapshot(path).names[0] == "train.py:12"
-    assert read_snapshot(path, paths=True).names[0] == "/home/me/train.py:12"
 
 
 WRONG = {

@@ -1,7 +1,8 @@
 """Estimate of whether a model fits before the run: a training step on tensors without memory.
 
 `job` defines a step, `fake` runs it without memory, as `device` would; `estimator` makes the result,
-`remedies` advises on it, `sources` finds jobs in programs, and `fit` has the functions that users call.
+`remedies` advises on it, `sources` has models, optimizers and losses by name, `program` runs programs, and
+`fit` has the functions that users call.
 """
 
 from mempool.torch.estimate.attribution import ModuleShare

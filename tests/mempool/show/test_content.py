@@ -21,7 +21,7 @@ from mempool.show.packed_columns import Packer, clean
 from mempool.show.thinning import density_of_small_pieces, load_of
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
-from solvers import Plan, PlanError, Status, load_curve, peak_load, solve
+from solvers import Plan, PlanError, Status, load_curve, peak_load
 from solvers.packing.arenas import arenas_of
 from solvers.packing.plan import stride_of
 from solvers.swap import Link, Schedule, Step, replay
@@ -299,12 +299,6 @@ def test_trace_without_addresses_gets_a_plan() -> None:
     assert (view.address >= 0).all()
 
 
-def test_plan_of_the_traces_own_buffers_shares_its_timeline() -> None:
-    trace = four_buffers()
-    scene = scene_of(trace, plan=solve(buffers_of(trace), solver="greedy"))
-    assert [(view.title, view.timeline) for view in scene.views] == [("recorded", 0), ("plan", 0)]
-
-
 LINES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 99)), max_size=20)
 
 
@@ -352,12 +346,6 @@ def test_circle_is_drawn_in_the_steady_state() -> None:
     assert of_second == [(0, 2), (0, 8), (5, 14), (11, 18), (17, 18)]
     assert sorted((s, e) for owner, s, e in drawn if owner == 0) == [(1, 4), (7, 10), (13, 16)]
     assert load_of(timeline)[2][1] == peak_load(buffers)
-
-
-def test_persistent_buffers_are_counted_but_not_drawn() -> None:
-    buffers = Buffers.of([0, 0], [9, 9], [5, 7], persistent=[True, False])
-    timeline = timeline_of(buffers, "")
-    assert (timeline.persistent, timeline.owner.tolist()) == ((1, 5), [1])
 
 
 def test_timeline_clock_equals_the_clock_of_the_trace() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import place, tooltip, visible, window
+from pages import place, visible, window
 from shown import four_buffers
 
 from mempool.show import figure
@@ -80,41 +80,6 @@ def test_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str)
     page = visit(figure(trace).html())
     page.locator("#composition tbody tr button").nth(1).click()
     assert found(page) == [0]
-
-
-@pytest.fixture
-def stacked(visit: Callable[..., Any]) -> Any:
-    return visit(figure(four_buffers(), frames=True, title="four").html())
-
-
-def under(stacked: Any, time: float, kib: float) -> str | None:
-    """Return the buffer named by the tooltip at a place."""
-    stacked.mouse.move(*place(stacked, time, kib * KIB))
-    said = tooltip(stacked)
-    return said.splitlines()[0] if said else None
-
-
-def test_oldest_buffer_is_lowest_and_others_slide_down(stacked: Any) -> None:
-    assert stacked.locator("#stacked").get_attribute("aria-pressed") == "true"
-    assert visible(stacked) == [0, 1, 2, 3]
-    assert [under(stacked, 1.5, kib) for kib in (50, 150, 310)] == ["buffer #0", "buffer #1", None]
-    assert [under(stacked, 2.5, kib) for kib in (50, 150, 210)] == ["buffer #1", "buffer #1", None]
-    assert [under(stacked, 4.5, kib) for kib in (150, 300, 650, 710)] == [
-        "buffer #1",
-        "buffer #2",
-        "buffer #3",
-        None,
-    ]
-
-
-def test_grouped_owners_are_stacked_by_their_bytes(stacked: Any) -> None:
-    """Buffer 2 is the largest at the peak, and therefore lowest."""
-    stacked.focus("#figure")
-    stacked.keyboard.press("g")
-    assert stacked.locator("#together").is_checked()
-    assert [under(stacked, 4.5, kib) for kib in (150, 500, 650)] == ["buffer #2", "buffer #1", "buffer #3"]
-    stacked.keyboard.press("g")
-    assert under(stacked, 4.5, 150) == "buffer #1"
 
 
 def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -49,10 +50,15 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
 EAGER = "the result is of the eager model, and a compiled one may need more or less"
 
 
+#: Models without memory that were run.
+_TRIED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
 def fake_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
     """Return the model of ``make`` on tensors without memory; called inside a FakeTensorMode.
 
-    The model is copied, since a run changes it. Hooks are shared with the copy, and run.
+    A real model is copied, and one that ``make`` returns again, since a run changes it. Hooks are shared with
+    the copy, and run.
 
     Raises:
         UsageError: the result is no module, or cannot be copied.
@@ -63,7 +69,10 @@ def fake_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.M
     model = unwrapped(model)
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise UsageError("a ScriptModule cannot be looked into: give the module that it was made of")
-    model = _copied(model)
+    real = not all(isinstance(tensor, FakeTensor) and tensor.device.type == "cpu" for tensor in _held(model))
+    if real or model in _TRIED:
+        model = _copied(model)
+    _TRIED.add(model)
     for module in model.modules():
         module._compiled_call_impl = None  # of module.compile()
         for name, child in module._modules.items():
@@ -106,11 +115,8 @@ def _copied(model: nn.Module) -> nn.Module:
         for tensor in pytree.tree_leaves(list(vars(module).values())):
             if isinstance(tensor, torch.Tensor) and type(tensor) is not FakeTensor and id(tensor) not in memo:
                 memo[id(tensor)] = fake_of(tensor, bases)
-    fake = not memo
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        if fake:
-            return model  # without memory already, and probably made for this run
         text = f"{type(error).__name__}: {error}"
         raise UsageError(f"the model cannot be copied ({text}): give a function that makes it") from error

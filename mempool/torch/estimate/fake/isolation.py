@@ -120,7 +120,9 @@ def isolated() -> Iterator[None]:
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - taken by position only
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        stack.enter_context(_quiet(logging.getLogger("torch._subclasses.fake_tensor")))
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs what exceptions then say
+        stack.callback(setattr, logger, "disabled", logger.disabled)
+        logger.disabled = True
         yield
 
 
@@ -142,17 +144,3 @@ def _existing_objects_frozen() -> Iterator[None]:
     finally:
         _frozen = False
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Suppress messages that are logged before an exception is raised."""
-    logger.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(_: logging.LogRecord) -> bool:
-    return False
