@@ -251,7 +251,9 @@ def refusal(make: type[nn.Module], inner: str, limit: int, **options: Any) -> st
     return str(refused.value)
 
 
-@pytest.mark.parametrize(("inner", "share"), [("eager", 90), ("inductor", 100)])
+@pytest.mark.parametrize(
+    ("inner", "share"), [("eager", 90), pytest.param("inductor", 100, marks=pytest.mark.full)]
+)
 def test_relative_limit_is_a_share_of_the_peak_of_the_largest_graph(inner: str, share: int) -> None:
     run(Three, inner, 1 << 40)
     peaks = [part.decision.peak_bytes for part in SHARED_LIMITS[-1].graphs.values()]
