@@ -65,7 +65,7 @@ def installed() -> NumbaPool | None:
 
 
 class NumbaPool(CallbackPool):
-    """A pool that leaves Numba when closed."""
+    """Pool that serves Numba; closing it restores the former memory manager."""
 
     framework = "numba"
 

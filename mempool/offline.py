@@ -444,7 +444,7 @@ class _Planning:
         """Plan all variants for any order: buffers that one leaves alive collide with no other's."""
         from mempool.planning.joint_planning import plan_jointly
 
-        self.on_stage(f"planning {len(separate)} kinds of iterations together; Ctrl-C keeps them apart")
+        self.on_stage(f"planning {len(separate)} variants of iterations together; Ctrl-C keeps them apart")
         until = time.monotonic() + (math.inf if seconds is None else seconds)
         try:
             saved = plan_jointly(

@@ -81,7 +81,7 @@ def check(
         arena = f"{binary(solved.plan.arena_bytes)}, {percent(solved.plan.gap)} above the lower bound"
         rows = [("buffers", f"{len(solved.buffers):,}"), ("arena", arena)]
         if variants > 1:
-            rows.append(("kinds", f"{variants} of iterations"))
+            rows.append(("variants", f"{variants} of iterations"))
         facts("the plan holds", rows)
 
 

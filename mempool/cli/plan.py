@@ -104,7 +104,7 @@ def plan(
     """Give every buffer of a trace an offset, in an arena as small as possible.
 
     If a trace repeats an iteration, that iteration is planned; if the marks
-    distinguish several kinds of iterations, such as batches of a few lengths,
+    distinguish several variants of iterations, such as batches of a few lengths,
     each kind is planned, in one arena. The plan is checked by independent code
     before the plan is written. Ctrl-C writes the best plan so far.
 
@@ -340,7 +340,7 @@ def _buffers_text(given: InputFile, variants: int) -> str:
     if given.pattern is not None:
         text = f"{len(given.buffers):,} of one iteration, of {describe_iterations(given.pattern)}"
         if variants > 1:
-            text += f", the largest of {variants} kinds"
+            text += f", the largest of {variants} variants"
     else:
         text = f"{len(given.buffers):,}" + (", the trace as one" if given.format == "trace" else "")
     return text if given.rejected_pattern is None else f"{text}; {describe_rejected(given.rejected_pattern)}"

@@ -42,7 +42,7 @@ def print_variants(variants: Sequence[dict[str, Any]]) -> None:
     """Print a table of several variants, with their arenas if planned."""
     arenas = ("arena",) if "arena_bytes" in variants[0] else ()
     table(
-        "\nkinds of iterations",
+        "\nvariants of iterations",
         ("iterations", "buffers", "peak load", *arenas),
         [
             (

@@ -198,7 +198,7 @@ class Learner:
             )
 
     def _settle(self) -> None:
-        """End recording since all follows the plan; for good unless the plan may be improved later."""
+        """Stop recording, since all requests follow the plan; resume only if the plan may be improved."""
         self._client.set_recording(False)
         self._schedule.pause_settled(self.builder.counts(), improvable=self.replanner.may_improve())
 

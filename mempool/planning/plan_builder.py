@@ -212,7 +212,7 @@ class PlanBuilder:
         in_the_way = bool(around or self.neighbors.avoided_ranges())
         if not (self.fits_memory(largest) if in_the_way else self.joint.is_worth_it(made, known)):
             return False
-        log.info("%d kinds of iterations are planned together", len(made))
+        log.info("%d variants of iterations are planned together", len(made))
         self._client.note_decision("jointly", count=len(made))
         for before, planned in zip(replaced, made, strict=True):
             if self.install(planned, None, instead_of=before):

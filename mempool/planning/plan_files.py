@@ -241,12 +241,12 @@ def _variants(stored_plans: Sequence[_StoredPlan]) -> dict[int, IterationVariant
         return {}
     numbers = sorted(places, key=places.__getitem__)
     if [places[number] for number in numbers] != list(range(len(numbers))) or len(numbers) == 1:
-        raise ValueError("kinds are missing")
+        raise ValueError("variants are missing")
     joint = [stored_plans[number].planned for number in numbers]
     most = max(planned.plan.columns for planned in joint)
     if pieces(joint) > OPTIONS.max_joint_pieces or most > MOST_COLUMNS:  # checking more would take long
         size = sum(len(planned.buffers) for planned in joint)
-        problem = f"{len(joint)} kinds of {size} buffers in up to {most} columns"
+        problem = f"{len(joint)} variants of {size} buffers in up to {most} columns"
         raise PlanError(f"{problem} are more than are planned together")
     variants = {}
     for number in numbers:

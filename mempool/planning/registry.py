@@ -191,7 +191,7 @@ class PlanRegistry:
         """Warn once if the program should have followed the loaded plan by now and has not.
 
         Args:
-            at_last: true if the program may follow another plan from now on.
+            at_last: true to judge after fewer allocations: the program is about to follow another plan.
         """
         if self._loaded is None or self._warned_foreign:
             return

@@ -33,8 +33,8 @@ class RememberedPlansOptions:
     Attributes:
         max_files: plans of so many programs, pools and command lines: a year of work for most users.
         max_bytes: bytes of all files together; the plan of a large training has about one megabyte.
-        min_seconds: seconds of a run from which on its plan is worth the half second of writing and reading
-            that a file costs, where nobody asked for it.
+        min_seconds: shortest run whose plan is kept unasked, in seconds: writing and reading a file takes
+            half a second.
     """
 
     max_files: int = 256

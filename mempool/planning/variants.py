@@ -305,7 +305,7 @@ def _share_an_envelope(patterns: Sequence[Pattern]) -> bool:
 
 
 def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> list[Pattern]:
-    """Return the patterns, upper-bound ones widened to the sizes of known plans of the same order."""
+    """Return the patterns; widen envelopes to the sizes of known plans with the same order of allocations."""
     before = list(known)
     wide = [_widened(pattern, before) for pattern in patterns]
     now = {pattern.key: widened.key for pattern, widened in zip(patterns, wide, strict=True)}

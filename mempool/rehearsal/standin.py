@@ -72,7 +72,7 @@ def find_installation() -> Installation:
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise UsageError("a rehearsal needs PyTorch: pip install torch")
+        raise UsageError("a rehearsal needs PyTorch: pip install 'mempool[torch]'")
     folder = Path(spec.origin).parent
     version, cuda = _versions(folder / "version.py")
     if not has_cuda_build():

@@ -58,7 +58,7 @@ class PoolSnapshot:
         mode: see `mempool.Settings`.
         steps: completed steps of the program.
         planned_from: first step with a plan, or 0.
-        page_faults: page faults of the process a step, or None.
+        page_faults: page faults of the process per step, or None.
         rank: rank of this process, or None.
         client_state: state of the client in the core.
         client_stats: counters of the client.
@@ -71,7 +71,7 @@ class PoolSnapshot:
         shared_with: names of the other clients of the memory.
         max_reserved_bytes: limit of the reserved memory, or None.
         offloading: the report's part about offloading, or None.
-        withdrawn: why the last plan that did not pay was withdrawn, or empty.
+        withdrawn: reason why the last unprofitable plan was withdrawn, or empty.
     """
 
     name: str

@@ -67,7 +67,7 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
     if pool.mode != "replay":
         return f"none was asked for (MEMPOOL={pool.mode})"
     if state["refusal"] and not state["replaying"]:
-        return f"there is one, but no memory for its arena: {REFUSALS[state['refusal']]}"
+        return f"it was made, but there is no memory for its arena: {REFUSALS[state['refusal']]}"
     if pool.planned is not None or state["replaying"]:
         return None
     if pool.withdrawn:

@@ -298,7 +298,7 @@ def _slices(
     *,
     check_nodes: bool = True,
 ) -> Iterator[int]:
-    """Yield nodes to spend until a limit is reached, and charge the work done in between to the watch.
+    """Yield nodes to spend until a limit is reached, and charge the work done in between to the budget.
 
     The length of a slice does not depend on the clock, so a node budget gives the same plan on every machine.
     """

@@ -124,7 +124,7 @@ def jobs_of(
         _each(buffers.offset, row),
         bound,
     )
-    return _without(jobs, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
+    return _with_taken(jobs, np.asarray(taken, np.int64).reshape(-1, 2)) if taken else jobs
 
 
 def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -132,7 +132,7 @@ def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64
     return np.full(len(row), column[0]) if (column == column[:1]).all() and len(column) else column[row]
 
 
-def _without(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
+def _with_taken(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
     """Return the jobs plus one fixed job, alive all the time, for each range in `taken`."""
     k = len(taken)
     ones = np.ones(k, np.int64)

@@ -130,19 +130,24 @@ def repair(portfolio: Portfolio, seed: int) -> None:
 
 def repair_and_search(portfolio: Portfolio, seed: int) -> None:
     """Alternate local repair with the complete skyline search halfway between the target and the best."""
-    while not portfolio.over:
-        _repair(portfolio, seed)
-        halfway = (portfolio.target + portfolio.arena) // 2
-        _search(portfolio, _core.SkylineSearch, halfway, seed, OPTIONS.portfolio_turn)
-        seed = (seed + 1) % 2**64
+    _repair_and_decide(
+        portfolio, seed, _core.SkylineSearch, lambda: (portfolio.target + portfolio.arena) // 2
+    )
 
 
 def repair_and_pair(portfolio: Portfolio, seed: int) -> None:
-    """Alternate local repair with the complete pairwise search, whose time doubles at each turn."""
+    """Alternate local repair with the complete pairwise search at the target."""
+    _repair_and_decide(portfolio, seed, _core.PairwiseSearch, lambda: portfolio.target)
+
+
+def _repair_and_decide(
+    portfolio: Portfolio, seed: int, search_type: type[_Complete], capacity: Callable[[], int]
+) -> None:
+    """Alternate local repair with a complete search, whose time doubles at each turn."""
     turn = OPTIONS.portfolio_turn
     while not portfolio.over:
         _repair(portfolio, seed)
-        _search(portfolio, _core.PairwiseSearch, portfolio.target, seed, turn)
+        _search(portfolio, search_type, capacity(), seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn
 
 

@@ -1,6 +1,8 @@
 """Solvers by name, with the published memory planners as baselines.
 
-To add a solver, write a function of a task and add it to `SOLVERS`.
+To add a solver, write a function of a task and add it to `SOLVERS`, a baseline to `BASELINES`. The function
+passes offsets to `Task.offer`, returns when `Task.done` is true, and sets `Task.stopped_by`; `_fit` does all
+of this for one pass in a given order.
 
 Each baseline makes one pass in one order, with the kernels of the other solvers. There are two placement
 rules. *Best fit* and *first fit* place each buffer among the buffers already placed that are alive at the

@@ -102,7 +102,7 @@ def graph_step(
 
     Args:
         graph: M values, not rewritten.
-        movable: bool[M], the memories that may move; recomputed ones stay all the same.
+        movable: bool[M], whether a value's memory may be offloaded; recomputed values are never offloaded.
         recomputed: as in `Rewriting`.
         outside: bytes always on the device outside the graph.
 

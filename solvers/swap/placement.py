@@ -44,7 +44,8 @@ def device_buffers(
     """Return each stay of a buffer on the device as a separate buffer, and the row in the step.
 
     A reloaded buffer may get another offset than before. Each stay of a persistent buffer that moves reaches
-    from a fetch to the next release; a persistent buffer that never moves has one stay, always.
+    from a reload (``fetch``) to the next ``release``; a persistent buffer that never moves has one stay, the
+    whole step.
     """
     k = len(step)
     start, end, of = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]

@@ -178,7 +178,7 @@ def test_info_shows_the_device_with_the_largest_peak_load_and_where_all_go(singl
     host = cli.answer("info host.trace --device -1")
     assert (host["device"], host["buffers"]) == (-1, alone["buffers"])
     assert [device["device"] for device in host["per_device"]] == [-1]
-    assert "0; what follows is of it alone" in cli.printed("info two.trace")
+    assert "0; the figures below are of this device" in cli.printed("info two.trace")
 
 
 def test_event_numbers_are_rows_of_the_file(single: Trace, cli: Cli) -> None:
@@ -240,7 +240,7 @@ def test_iterations_must_be_the_main_part_of_a_trace(
     assert cli.answer(f"check {path}.plan {path}")["ok"]
     assert (shown["period"] is None) == (shown["per_device"][0]["roles"] is None) == (iterations == 1)
     text = " ".join(cli.printed("info", path).split())
-    assert ("alike, are a small part; what follows is all" in text) == (iterations == 1)
+    assert ("alike, are a small part; the figures below are of the whole trace" in text) == (iterations == 1)
     for output in ("", f"-o {path}.plan"):
         text = " ".join(cli.printed("plan", path, output).split())
         assert ("alike, are a small part" in text) == (iterations == 1)

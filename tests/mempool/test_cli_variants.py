@@ -97,8 +97,8 @@ def test_arena_of_joint_plans_equals_the_largest_variants_arena(folder: Path, cl
     assert cli.answer("info run.plan")["arena_bytes"] == result["arena_bytes"]
     for verb in ("plan", "info"):
         shown = cli.printed(verb, "run.trace")
-        assert "the largest of 3 kinds" in shown
-        assert "kinds of iterations" in shown
+        assert "the largest of 3 variants" in shown
+        assert "variants of iterations" in shown
 
 
 def test_many_variants_differing_in_sizes_share_a_plan(tmp_path: Path, cli: Cli) -> None:

@@ -140,7 +140,7 @@ def further(columns: dict[str, Any], *, factor: int = 1, **extra: str) -> Any:
         (lambda columns: {"kind.reach": 0 * columns["kind.reach"] - 1}, "a kind's reach is out of range"),
         (lambda columns: {"kind.end": columns["kind.end"][:0]}, "a kind's end is not a column of"),
         (lambda columns: {"kind.reach": columns["kind.reach"] + 40}, "several.plan: .*overlap"),
-        (lambda columns: {"other.1": None}, "kinds are missing"),
+        (lambda columns: {"other.1": None}, "variants are missing"),
         (lambda columns: {"other.2": further(columns, kind="2")}, "two plans of the same sequence"),
         (lambda columns: {"other.1": further(columns, factor=0)}, "several.plan: .*overlap"),
     ],
@@ -164,7 +164,7 @@ def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -
         offset = np.tile(one.plan.offset, 32)
         plans.append(dataclasses.replace(one, plan=dataclasses.replace(one.plan, offset=offset)))
     write_plans(SavedPlans(plans, saved.variants), path)
-    with pytest.raises(PlanError, match=r"long.plan: 2 kinds of \d+ buffers in up to \d+ columns are"):
+    with pytest.raises(PlanError, match=r"long.plan: 2 variants of \d+ buffers in up to \d+ columns are"):
         read_plans(path)
 
 

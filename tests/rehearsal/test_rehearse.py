@@ -115,6 +115,21 @@ def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:
     assert "out of memory" in out
 
 
+def test_training_on_the_host_is_said_to_use_no_gpu(cli: Cli) -> None:
+    Path("host.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(9, 9)\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "for _ in range(9):\n"
+        "    model(torch.ones(9, 9)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    out, err = cli.run("rehearse --card T4 host.py", code=4)
+    assert "used no GPU" in out
+    assert "no memory was measured" in out
+    assert "history.pickle" not in err
+
+
 def test_trace_of_a_rehearsal_has_its_peak(cli: Cli) -> None:
     run = rehearse(
         cli, "-a expandable --limit 200MiB --steps 2 --trace step.trace", "loop.py", "--report=report.txt"

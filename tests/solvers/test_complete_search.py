@@ -107,7 +107,7 @@ def test_public_instances_are_packed_within_their_capacity(bench: Path, name: st
     """Nodes, not seconds: the machine may be busy. Fifty thousand take some ten milliseconds."""
     buffers = load_instance(bench, name)
     nodes = []
-    for seed in range(20):
+    for seed in range(60):
         done = search(buffers, PUBLIC[name], seed)
         while not done.advance(200_000):
             assert done.nodes < 50_000, seed

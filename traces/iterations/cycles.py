@@ -121,7 +121,7 @@ def find_cycle(
     stretch = max(found, key=lambda one: one.length)
     rows = rows[: stretch.start + stretch.length]
     values = values[: len(rows)]
-    period = _with_lifetimes(_lifetimes(rows[stretch.start :], freed_before), stretch)
+    period = _period_by_lifetimes(_lifetimes(rows[stretch.start :], freed_before), stretch)
     first = stretch.start + least_load_position(rows, values, freed_before[rows], stretch.start, period)
     return Cycle(rows, first, period)
 
@@ -133,7 +133,7 @@ def _cuts(n: int) -> list[int]:
 
 
 def _stretch(values: NDArray[np.int64], cut: int, evidence: Evidence) -> Period | None:
-    """Return the iterations that lead to the cut and continue behind the cut; None if there are too few."""
+    """Return the run of iterations around position `cut`, the end of a repeating tail; None if too short."""
     period = tail_period(values[:cut], min_repeats=2)
     if period is None or period.length < max(evidence.values, evidence.repeats * period.period):
         return None
@@ -148,7 +148,7 @@ def _lifetimes(rows: NDArray[np.int64], freed_before: NDArray[np.int64]) -> NDAr
     return np.where(gone < 0, 0, np.maximum(np.searchsorted(rows, gone) - np.arange(len(rows)), 1))
 
 
-def _with_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
+def _period_by_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
     """Return the period of the run, or a multiple of the period if buffers outlive many periods.
 
     If a program uses few sizes over and over, such as one size for all arrays, lifetimes identify iterations

@@ -253,7 +253,7 @@ def _print(file: Path, given: InputFile, values: dict[str, Any]) -> None:
 def _facts(given: InputFile, values: dict[str, Any], *, without_history: bool) -> list[tuple[str, str]]:
     rows = [] if given.trace is None else _event_facts(values)
     if values.get("devices", 0) > 1:
-        rows.append(("device", f"{values['device']}; what follows is of it alone"))
+        rows.append(("device", f"{values['device']}; the figures below are of this device"))
     if (text := _iteration_text(given, values)) is not None:
         rows.append(("iteration", text))
     wrapping, persistent = values["wrap_around_buffers"], values["persistent_buffers"]
@@ -293,10 +293,9 @@ def _iteration_text(given: InputFile, values: dict[str, Any]) -> str | None:
     """Return the text about the iteration that the report is about; None for a file without iterations."""
     if given.pattern is not None:
         others = len(given.other_variants)
-        which = f"the largest of {1 + others} kinds" if others else "one"
-        return (
-            f"{values['period']:,} allocations, {describe_iterations(given.pattern)}; what follows is {which}"
-        )
+        which = f"the largest of {1 + others} variants" if others else "one iteration"
+        described = describe_iterations(given.pattern)
+        return f"{values['period']:,} allocations, {described}; the figures below are of {which}"
     if given.rejected_pattern is not None:
-        return f"{describe_rejected(given.rejected_pattern)}; what follows is all"
+        return f"{describe_rejected(given.rejected_pattern)}; the figures below are of the whole trace"
     return None if values["period"] is None else f"{values['period']:,} allocations"

@@ -108,7 +108,7 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
             binary(run.outcome.peak_allocated_bytes),
             binary(run.outcome.peak_reserved_bytes),
             binary(run.outcome.device_bytes),
-            _result(run.outcome, limited=limited),
+            _result(run, limited=limited),
         )
         for run in runs
     ]
@@ -124,12 +124,15 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
         console().print(plain(sentence))
 
 
-def _result(outcome: Outcome, *, limited: bool) -> str:
+def _result(run: Run, *, limited: bool) -> str:
+    outcome = run.outcome
     if outcome.out_of_memory_in_step is not None:
         handled = ", which the program handled" if outcome.complete else ""
         return f"out of memory in step {outcome.out_of_memory_in_step}{handled}"
     if outcome.failed:
         return outcome.ended
+    if not run.measured:
+        return "used no GPU"
     return "fits" if limited else "ran"
 
 

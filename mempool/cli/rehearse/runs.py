@@ -45,7 +45,7 @@ class Run:
     @functools.cached_property
     def recording(self) -> InputFile | None:
         """The history as `mempool info` reads it, of the fullest device; None without one."""
-        if self.history is None:
+        if self.history is None or not self.measured:  # a history without the device cannot be read
             return None
         from mempool.offline import read_input
 

@@ -130,8 +130,8 @@ def run(
     """Run an unchanged program with the pool under it; say on stderr at the end what the pool did.
 
     The pool detects the iteration automatically, and keeps the plan for the next
-    run of the program, which follows it from the first iteration. Options of mempool precede the
-    script; everything after the script belongs to the program. The exit status
+    run of the program, which follows it from the first iteration. Options of
+    mempool precede the script; everything after the script belongs to the program. The exit status
     is the program's.
 
     For example:

@@ -238,7 +238,7 @@ class Ledger:
             self.categories[buffer] = strength, category
 
     def own_input(self, tensor: torch.Tensor) -> None:
-        """Claim a tensor passed to the program's outermost module as an input, unless made in a module."""
+        """Claim an argument of the outermost module as an input, unless a module made the tensor."""
         for plain in plain_tensors(tensor):
             storage = plain.untyped_storage()
             known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=False)

@@ -42,7 +42,7 @@ class InsertionPoints:
             self._slot = None
 
     def before(self, node: fx.Node) -> Any:
-        """Insert into the slot that ends at an operation."""
+        """Insert at the end of the slot before an operation: after the insertions made there so far."""
         return self.after(self._before[node])
 
     def directly_before(self, node: fx.Node) -> Any:

@@ -210,7 +210,7 @@ def forward_peak(graph: fx.GraphModule, outside_bytes: int) -> int:
 
 
 def forward_kernels(graph: fx.GraphModule, outside_bytes: int, limit: int) -> Kernels:
-    """Return a pass over the inductor kernels of a graph that counts the bytes in use."""
+    """Return the inductor pass that counts the bytes in use at each kernel of a forward graph."""
     from mempool.torch.compiled.inductor.kernels import Kernels
 
     captured = _captured_graph(graph)

@@ -333,7 +333,7 @@ class GraphUnderLimit:
         return decision, kept_bytes_at
 
     def _keep_more(self, merged: MergedGraph, step: Step, found: StepDecision) -> StepDecision:
-        """Let each run keep more bytes if that costs no time; for a graph that has the limit to itself."""
+        """Search for a decision that lets each run keep more bytes at no cost in time; for a graph alone."""
         low, high = found.kept_bytes, max((self._observed or NO_OBSERVATIONS).kept, found.kept_bytes)
         for _ in range(TUNABLES.kept_steps):
             kept = (low + high + 1) // 2

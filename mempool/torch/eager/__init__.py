@@ -1,8 +1,10 @@
 """Offloading while a program runs: tensors wait in host memory between their uses.
 
-`mempool.torch.install` with ``limit`` starts an `OffloadSession`. The design is in docs/swapping.md. The path
-from an operation to a copy: `mode` (a dispatch mode), or `schedule_follower` for an iteration that repeats ->
-`iterations` (the schedule) and `eviction_policy` -> `transfers` -> `mempool.torch.offload.engine`.
+`mempool.torch.install` with ``limit`` starts an `OffloadSession`. The design is in docs/swapping.md.
+
+The path from an operation to a copy: `mode` (a dispatch mode) and `operation_runner`, or `schedule_follower`
+for an iteration that repeats -> `iterations` (the schedule) and `eviction_policy` -> `transfers` ->
+`mempool.torch.offload.engine`.
 """
 
 from __future__ import annotations

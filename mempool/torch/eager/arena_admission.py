@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mempool import _core
     from mempool.torch.eager.eviction_policy import EvictionPolicy
     from mempool.torch.eager.iterations import Iterations
-    from mempool.torch.eager.patterns import Pattern
+    from mempool.torch.eager.patterns import OffloadPattern
     from mempool.torch.eager.pool_headroom import PoolHeadroom
     from mempool.torch.eager.storages import StorageRecord, StorageRegistry
     from mempool.torch.eager.transfers import TransferManager
@@ -63,7 +63,7 @@ class ArenaAdmission:
         self.restores = False  # instead of installing an arena
         self.due = False
 
-    def update(self, followed: Pattern | None) -> None:
+    def update(self, followed: OffloadPattern | None) -> None:
         """Decide after an iteration whether to install an arena: none exists, or planned places are taken.
 
         Args:

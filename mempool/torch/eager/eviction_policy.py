@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EvictionPolicy:
-    """Eviction policy that keeps the resident bytes within a limit where no plan does.
+    """Eviction policy that keeps the resident bytes within a limit where no schedule does.
 
     The storage with the farthest next use is evicted first (Belady, "A study of replacement algorithms for a
     virtual-storage computer", 1966), with the distance weighted by the cost in copies: one copy if the host

@@ -6,7 +6,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.torch.eager.patterns import RELOAD, OffloadSchedule, OperationActions, Pattern, PatternRegistry
+from mempool.torch.eager.patterns import (
+    RELOAD,
+    OffloadPattern,
+    OffloadSchedule,
+    OperationActions,
+    PatternRegistry,
+)
 from mempool.torch.eager.pool_headroom import PoolLearning
 from mempool.torch.eager.recorded_iteration import RecordedIteration
 from mempool.torch.eager.schedule_planner import SchedulePlanner
@@ -36,7 +42,7 @@ class Iterations:
         planner: maker of the schedules.
         current: the current iteration so far.
         is_following: whether the current iteration has matched the schedule so far.
-        footprints: see `Pattern`; shared by all iterations that follow no schedule.
+        footprints: see `OffloadPattern`; shared by all iterations that follow no schedule.
         actions: the schedule's actions for each operation.
         patterns: the recurring iterations.
         pattern: the pattern followed now or last.
@@ -71,8 +77,8 @@ class Iterations:
         self.current = RecordedIteration()
         self.patterns = PatternRegistry()
         self.follower: ScheduleFollower | None = None
-        self.pattern: Pattern | None = None
-        self._first: Pattern | None = None  # of the first iteration, which makes the state of later ones
+        self.pattern: OffloadPattern | None = None
+        self._first: OffloadPattern | None = None  # the first, which makes the state of later ones
         self._sizes_differ = self._has_warned = False
         self._rows: dict[int, StorageRecord] = {}
         self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
@@ -161,7 +167,7 @@ class Iterations:
         return has
 
     def remember_footprint(self, func: Any, asked: Any, need: Footprint) -> None:
-        """Remember the footprint of the next operation: see `Pattern.needs`."""
+        """Remember the footprint of the next operation: see `OffloadPattern.footprints`."""
         at = len(self.current.functions)
         if at < len(self.footprints):
             self.footprints[at] = func, asked, need
@@ -395,7 +401,7 @@ class Iterations:
         met = {recorded.numbers[row] for (_, place), row in recorded.born.items() if place < 0}
         return any(one.number in met and one() is not None for one in self.current.initial_records)
 
-    def _adapt_to_waits(self, pattern: Pattern) -> None:
+    def _adapt_to_waits(self, pattern: OffloadPattern) -> None:
         """Adapt the moves of an iteration that went by schedule to the waits that occurred."""
         schedule = pattern.schedule
         pattern.followed, before = True, pattern.finished_reloads
@@ -421,7 +427,7 @@ class Iterations:
         else:
             self._record_stable(pattern)
 
-    def _retime(self, pattern: Pattern) -> bool:
+    def _retime(self, pattern: OffloadPattern) -> bool:
         """Measure the durations of operations again; return whether that led to other moves."""
         pattern.timed_iterations += 1
         seconds = self.current.seconds(self._engine, pattern.schedule)
@@ -431,21 +437,21 @@ class Iterations:
         self._replace(pattern, made)
         return True
 
-    def _record_stable(self, pattern: Pattern) -> None:
+    def _record_stable(self, pattern: OffloadPattern) -> None:
         pattern.stable_iterations += 1
         if pattern.stable_iterations == OPTIONS.stable_iterations:
             self._learning.begin()
 
-    def _may_change(self, pattern: Pattern) -> bool:
+    def _may_change(self, pattern: OffloadPattern) -> bool:
         """Return whether moves may adapt to waits: waits vary, and the pool needs moves that do not."""
         return self._headroom is None or (
             pattern.schedule.changes < OPTIONS.max_wait_changes_with_pool and not pattern.is_stable
         )
 
-    def _arena_limit(self, pattern: Pattern) -> int:
+    def _arena_limit(self, pattern: OffloadPattern) -> int:
         return self.limit_bytes if self._headroom is None else pattern.limit_bytes
 
-    def _replace(self, pattern: Pattern, schedule: OffloadSchedule) -> None:
+    def _replace(self, pattern: OffloadPattern, schedule: OffloadSchedule) -> None:
         pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None
         pattern.stable_iterations = pattern.disturbed_iterations = 0
         pattern.forget_places(pattern.arena_bytes)
@@ -457,7 +463,7 @@ class Iterations:
             and self._counts.evicted + self._counts.put_off > self._evictions_before
         )
 
-    def _replan_lower(self, pattern: Pattern, less: int) -> bool:
+    def _replan_lower(self, pattern: OffloadPattern, less: int) -> bool:
         """Replan for at least `less` bytes less; return False if no try is left or no schedule is better."""
         if pattern.lower_limits >= OPTIONS.max_lower_limits or not pattern.holds_limit:
             return False

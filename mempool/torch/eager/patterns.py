@@ -22,10 +22,10 @@ RELEASE, RELOAD = range(2)
 
 
 class OperationActions(NamedTuple):
-    """Entry of a program for one operation."""
+    """Entry of an offload schedule for one operation."""
 
     function: Any  #: the operation
-    before: tuple[tuple[int, int], ...]  #: (RELEASE or FETCH, row), in order
+    before: tuple[tuple[int, int], ...]  #: (RELEASE or RELOAD, row), in order
     after: tuple[tuple[int, int], ...]  #: (row that leaves, place of the copy on the host)
     dropped_copies: tuple[int, ...]  #: rows whose copies on the host are no longer needed
     results: tuple[int, ...]  #: rows of the operation's results, in order
@@ -39,13 +39,13 @@ class OffloadSchedule:
         recording: the recorded iteration.
         recorded: the recording as a step.
         swap: the schedule, and the result of the schedule's replay.
-        before: by operation, (RELEASE or FETCH, row), in order.
+        before: by operation, (RELEASE or RELOAD, row), in order.
         copies: places of the copies on the host.
         after: by operation, (row that leaves, place of the copy on the host).
         dropped_copies: by operation, the rows whose copies on the host are no longer needed afterwards.
         row_bytes: bytes of each row.
         reload_moves: row of the schedule, by (operation that uses the reloaded buffer, row of the buffer).
-        changes: how often the program was changed after waits.
+        changes: how often the schedule was changed after waits.
     """
 
     recording: RecordedIteration
@@ -111,7 +111,7 @@ def schedule_of(
     copies: HostCopies,
     changes: int = 0,
 ) -> OffloadSchedule:
-    """Convert a schedule and the copies on the host to a program that was changed `changes` times."""
+    """Convert a schedule and its host copies to actions; `changes`: how often waits changed the schedule."""
     k, moves = len(recording), swap.schedule
     made = OffloadSchedule(
         recording, recorded, swap, copies, row_bytes=recorded.step.size.tolist(), changes=changes
@@ -134,8 +134,8 @@ def schedule_of(
 
 
 @dataclass(eq=False)
-class Pattern:
-    """A recurring iteration and the plan for it.
+class OffloadPattern:
+    """A recurring iteration and its offload schedule.
 
     Attributes:
         schedule: offload schedule, by operation.
@@ -172,7 +172,7 @@ class Pattern:
     is_served: bool = False
 
     def forget_places(self, arena_bytes: int) -> None:
-        """Forget the places in the arena, of which there is another one, or which is for other moves."""
+        """Forget the places of storages in the arena: the arena was replaced, or planned for other moves."""
         self.homes, self.is_served, self.arena_bytes = {}, False, arena_bytes
 
     def record_disturbance(self, *, disturbed: bool) -> bool:
@@ -199,15 +199,15 @@ class PatternRegistry:
 
     def clear(self) -> None:
         """Forget all patterns and iterations."""
-        self._patterns: list[Pattern] = []
+        self._patterns: list[OffloadPattern] = []
         self._unplanned: deque[RecordedIteration] = deque(maxlen=OPTIONS.unplanned_iterations)
-        self.order: deque[Pattern | None] = deque(maxlen=OPTIONS.pattern_history)
+        self.order: deque[OffloadPattern | None] = deque(maxlen=OPTIONS.pattern_history)
         self._now = 0
 
     def __len__(self) -> int:
         return len(self._patterns)
 
-    def record_end(self, pattern: Pattern | None) -> None:
+    def record_end(self, pattern: OffloadPattern | None) -> None:
         """Record the end of an iteration, with the iteration's pattern or None."""
         self._now += 1
         self.order.append(pattern)
@@ -215,7 +215,7 @@ class PatternRegistry:
             pattern.last_used = self._now
 
     def recurs(self, recording: RecordedIteration) -> bool:
-        """Return whether an unplanned iteration matches a recent one, and another plan can be kept.
+        """Return whether an iteration without a schedule matches a recent one, and another schedule fits in.
 
         A recording without a match is remembered.
         """
@@ -229,32 +229,32 @@ class PatternRegistry:
             or self._now - self._oldest().last_used >= OPTIONS.stale_iterations
         )
 
-    def add(self, schedule: OffloadSchedule) -> Pattern:
-        """Add the plan made from the last iteration; a full registry drops the least recently used one."""
+    def add(self, schedule: OffloadSchedule) -> OffloadPattern:
+        """Add the schedule made from the last iteration; a full registry drops the least recently used."""
         if len(self._patterns) >= OPTIONS.max_patterns:
             self.drop(self._oldest())
-        self._patterns.append(made := Pattern(schedule))
+        self._patterns.append(made := OffloadPattern(schedule))
         self._unplanned = deque(
             (seen for seen in self._unplanned if not seen.matches(schedule.recording)),
             maxlen=OPTIONS.unplanned_iterations,
         )
         return made
 
-    def drop(self, pattern: Pattern) -> None:
+    def drop(self, pattern: OffloadPattern) -> None:
         """Remove a pattern."""
         self._patterns.remove(pattern)
         self.order = deque(
             (None if other is pattern else other for other in self.order), maxlen=OPTIONS.pattern_history
         )
 
-    def predict_next(self) -> Pattern | None:
+    def predict_next(self) -> OffloadPattern | None:
         """Predict the next pattern: the successor of the longest past run that ends like the last iterations.
 
         Of equally long runs, the most frequent successor counts; without any, the most frequent pattern.
         Equally frequent ones are those of the latest run, and the latest pattern.
         """
         order = list(self.order)
-        best, found = 0, list[Pattern]()
+        best, found = 0, list[OffloadPattern]()
         for at in range(len(order) - 1, 0, -1):
             if at < best:  # all earlier runs are shorter
                 break
@@ -271,7 +271,9 @@ class PatternRegistry:
             self._patterns, key=lambda one: (self.order.count(one), one.last_used), default=None
         )
 
-    def matching_prefix(self, recording: RecordedIteration, func: Any, but: Pattern | None) -> Pattern | None:
+    def matching_prefix(
+        self, recording: RecordedIteration, func: Any, but: OffloadPattern | None
+    ) -> OffloadPattern | None:
         """Return another pattern, not `but`, that began like this iteration and continues with `func`.
 
         With None for `func`, any next operation matches.
@@ -290,5 +292,5 @@ class PatternRegistry:
                 return pattern
         return None
 
-    def _oldest(self) -> Pattern:
+    def _oldest(self) -> OffloadPattern:
         return min(self._patterns, key=lambda pattern: pattern.last_used)

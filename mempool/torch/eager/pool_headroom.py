@@ -121,8 +121,8 @@ class PoolHeadroom:
             return
         self._reported_bytes = more
         log.warning(
-            "the pool held %s more than the limit of %s: operations needed so much at once, or took more for "
-            "themselves than is known of them, or tensors came that nothing was known of, as from a file",
+            "the pool held %s more than the limit of %s: single operations needed so much at once, took "
+            "workspace that is not measured yet, or received tensors unknown to the pool, as from a file",
             sized(more),
             sized(self._requested_bytes),
         )

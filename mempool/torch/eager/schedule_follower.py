@@ -76,7 +76,7 @@ class ScheduleFollower:
 
     Attributes:
         is_following: whether operations may run without the mode.
-        calls: calls of this class for moves.
+        calls: number of calls by the interposer, to make moves.
     """
 
     def __init__(

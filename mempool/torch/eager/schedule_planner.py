@@ -1,4 +1,4 @@
-"""Makes offload schedules from recorded iterations, and improves them by the waits of later iterations."""
+"""Planner of offload schedules: made from recorded iterations, improved by the waits of later ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SchedulePlanner:
-    """Makes programs for a limit, and changes them."""
+    """Planner that makes offload schedules for a limit, and changes them."""
 
     def __init__(self, engine: Engine, host_bytes: int | None, alignment: int) -> None:
         """Prepare plans for an engine.
@@ -50,15 +50,15 @@ class SchedulePlanner:
     def plan_iteration(
         self, recording: RecordedIteration, before: OffloadSchedule | None, limit: int
     ) -> OffloadSchedule | None:
-        """Make the program for an iteration and a limit, or the least feasible limit if that is higher.
+        """Make the schedule for an iteration and a limit, or the least feasible limit if that is higher.
 
         Args:
             recording: the iteration.
-            before: the program followed now or last, which has the durations of operations without marks.
+            before: the schedule followed now or last, which has the durations of operations without marks.
             limit: limit, bytes.
 
         Returns:
-            None if no program can be made: training continues without a program.
+            None if no schedule can be made: training continues without a schedule.
         """
 
         def make() -> OffloadSchedule:
@@ -68,7 +68,7 @@ class SchedulePlanner:
         return self._attempt(make)
 
     def replan(self, plan: OffloadSchedule, limit: int) -> OffloadSchedule | None:
-        """Make another program for the same iteration and another limit; None if that fails."""
+        """Make another schedule for the same iteration and another limit; None if that fails."""
         return self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes))
 
     def retime(self, plan: OffloadSchedule, seconds: list[float], limit: int) -> OffloadSchedule | None:
@@ -78,12 +78,12 @@ class SchedulePlanner:
         duration is the operation's own.
 
         Args:
-            plan: the followed program, whose prediction follows the durations.
-            seconds: duration of each operation in an iteration that followed the program.
+            plan: the followed schedule, whose prediction follows the durations.
+            seconds: duration of each operation in an iteration that followed the schedule.
             limit: limit, bytes.
 
         Returns:
-            A better program for durations that differ much; None if there is none.
+            A better schedule for durations that differ much; None if there is none.
         """
         before = plan.recorded.step
         step = before.with_seconds(np.minimum(before.seconds, seconds))
@@ -128,7 +128,7 @@ class SchedulePlanner:
         return OffloadPlanner(step, self._engine.link(), host_limit=self._host_bytes, tries=tries)
 
     def arena_bytes(self, plan: OffloadSchedule) -> int:
-        """Return the arena size for all buffers that a program leaves on the device, in bytes."""
+        """Return the arena size for all buffers that a schedule leaves on the device, in bytes."""
         return self._arena_bytes(plan.recorded.step, plan.swap.schedule)
 
     def fit_arena(self, planner: OffloadPlanner, step: Step, limit: int) -> PlannedSchedule:
@@ -191,7 +191,7 @@ class SchedulePlanner:
         """Warn once that the followed plan does not hold the limit, and why no plan does.
 
         Args:
-            plan: the followed program.
+            plan: the followed schedule.
             limit: bytes left for tensors.
             asked: the requested limit, bytes, which also covers all else that the pool holds.
         """
@@ -211,12 +211,12 @@ class SchedulePlanner:
     def start_reloads_earlier(
         self, plan: OffloadSchedule, arrived: list[tuple[int, Any]], limit: int
     ) -> OffloadSchedule | None:
-        """Make a program whose reloads start earlier if they were waited for.
+        """Make a schedule whose reloads start earlier if they were waited for.
 
-        Return None if no such program is better, or on failure.
+        Return None if no such schedule is better, or on failure.
 
         Args:
-            plan: the followed program.
+            plan: the followed schedule.
             arrived: rows of the schedule, and their reloads.
             limit: limit of the arena, bytes; an arena that exceeds the limit already must not grow.
         """

@@ -219,7 +219,7 @@ class TransferManager:
                     self.wait(record)
 
     def lend(self, record: StorageRecord) -> bool:
-        """Reload and pin a storage until `returned`; return whether the storage was offloaded."""
+        """Reload and pin a storage until `give_back`; return whether the storage was offloaded."""
         with self.lock:
             away = record.state == OFFLOADED
             record.pins += 1

@@ -4,9 +4,10 @@
 // fewest options and most failures (Boussemart, Hemery, Lecoutre and Sais, 2004), and tries the options one
 // after the other. A failure returns to the latest decision that contributed to it (Prosser, 1993). The order of
 // the options uses random preferences, drawn anew at each try (Gomes, Selman and Kautz, 1998). A try redoes the
-// decisions from the first that touches the sections of the last failure; the first try of a round redoes all.
-// The lengths of tries and of rounds follow the sequence of Luby, Sinclair and Zuckerman (1993), so that the
-// search ends. Sections and splitting at cuts are from MiniMalloc (Moffitt, 2023).
+// decisions from one of those that touch the sections of the last failure: from the first in the first tries of a
+// round, and later, at random, from ever later ones. The first try of a round redoes all. The lengths of tries
+// and of rounds follow the sequence of Luby, Sinclair and Zuckerman (1993), so that the search ends. Sections and
+// splitting at cuts are from MiniMalloc (Moffitt, 2023).
 #pragma once
 
 #include "packing/random.hpp"
@@ -20,7 +21,7 @@ class SkylineSearch {
 
   // Throws std::invalid_argument for jobs of several pieces or more than 2^62 bytes.
   SkylineSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_rule)
-      : valleys_(jobs, capacity, rules), rules_(rules), shortest_try_(64 + jobs.count() / 16), random_(seed) {
+      : valleys_(jobs, capacity, rules), rules_(rules), shortest_try_(32 + jobs.count() / 32), random_(seed) {
     steps_ = steps_a_job * jobs.count();
     for (const int64_t size : jobs.size) biggest_ = std::max(biggest_, static_cast<double>(size));
     if (valleys_.promising()) restart();
@@ -48,7 +49,8 @@ class SkylineSearch {
   static constexpr int32_t skip = -1;
   static constexpr int64_t work_a_step = 4;      // cost of a section in work units of first fit; measured
   static constexpr int64_t steps_a_job = 64;     // cost of the setup per job
-  static constexpr int64_t tries_a_round = 6;   // length of the shortest round in shortest tries; measured
+  static constexpr int64_t tries_a_round = 24;  // length of the shortest round in shortest tries; measured
+  static constexpr int64_t tries_a_draw = 12;   // tries of a round per draw of the decision to redo from; measured
 
   struct Option {
     int32_t job;  // job number, or skip
@@ -75,16 +77,21 @@ class SkylineSearch {
     limit_ = shortest_try_ * luby(++tries_);
     for (double& weight : preference_) weight = random_.unit();
     if (anew || rounds_ % 2 == 1) valleys_.forget();
-    size_t first = 0;
-    const auto touched = [&](Piece filled) { return filled.start < failure_.end && failure_.start < filled.end; };
-    if (!anew)
-      while (first < frames_.size() && !touched(valleys_.filled_at(frames_[first].mark))) ++first;
+    touching_.clear();
+    for (size_t k = 0; !anew && k < frames_.size(); ++k) {
+      const Piece filled = valleys_.filled_at(frames_[k].mark);
+      if (filled.start < failure_.end && failure_.start < filled.end) touching_.push_back(k);
+    }
     Piece none{0, 0};
-    if (anew || first == frames_.size()) {
+    if (touching_.empty()) {
       valleys_.undo(0, none);
       frames_.clear(), fields_.clear(), options_.clear();
       return begin();
     }
+    int32_t latest = 0;
+    for (int64_t draws = tries_ / tries_a_draw; draws > 0; --draws)
+      latest = std::max(latest, random_.below(static_cast<int32_t>(touching_.size())));
+    const size_t first = touching_[latest];
     const Frame& frame = frames_[first];
     valleys_.undo(frame.mark, none);
     current_ = frame.field;
@@ -235,6 +242,7 @@ class SkylineSearch {
   std::vector<Frame> frames_;
   std::vector<Field> fields_;
   std::vector<Option> options_;
+  std::vector<size_t> touching_;  // decisions that touch the sections of the last failure
   double preference_[6] = {}, biggest_ = 1;
   Piece failure_{0, 0};  // sections of the last failure
   int64_t nodes_ = 0, steps_ = 0, rounds_ = 0;

@@ -50,7 +50,7 @@ def advise(
 
 
 def hints(job: Job, fit: Fit) -> list[str]:
-    """Return sentences on dominant parameters and on offloading, which is not tried; only for training."""
+    """Return hints for a training: parameters dominate the peak, or offloading (not tried) may help."""
     if job.mode != "train":
         return []
     found = []
