@@ -56,12 +56,3 @@ def test_every_test_that_the_docs_name_exists() -> None:
         if not path.exists() or (test and f"def {test}(" not in path.read_text()):
             missing.append(f"{file}::{test}")
     assert not missing
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_tests_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.(?:py|cpp))(?:::(test_\w+))?`", page.read_text())
-    for file, test in named:
-        path = ROOT / file
-        assert path.is_file(), file
-        assert not test or f"def {test}(" in path.read_text(), f"{file}::{test}"
