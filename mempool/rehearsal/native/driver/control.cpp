@@ -25,6 +25,7 @@ EXPORTED void fake_reset(int devices) {
   for (const auto& stream : gpu->streams) *stream = Stream{};  // their handles are not used again
   gpu->alignment = 0;
   gpu->lockable = SIZE_MAX;
+  gpu->version = 12080;
   gpu->granularity = Gpu::kWhole;
   gpu->streams_made = 0;
   gpu->gone = false;
@@ -42,6 +43,10 @@ EXPORTED void fake_set_lockable(std::size_t bytes) {
 EXPORTED void fake_set_attribute(int device, int attribute, int value) {
   LOCKED;
   gpu->devices[static_cast<std::size_t>(device)].attributes[attribute] = value;
+}
+EXPORTED void fake_set_version(int version) {
+  LOCKED;
+  gpu->version = version;
 }
 EXPORTED void fake_set_granularity(std::size_t bytes) {
   LOCKED;

@@ -108,7 +108,7 @@ EXPORTED int cuCtxSynchronize() {
 
 EXPORTED int cuDriverGetVersion(int* version) {
   CALL("cuDriverGetVersion", kNothing);
-  *version = Gpu::kVersion;
+  *version = gpu->version;
   return 0;
 }
 

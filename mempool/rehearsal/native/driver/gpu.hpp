@@ -163,7 +163,6 @@ struct Function {  // of the driver, the runtime or a library
 class Gpu {
  public:
   static constexpr std::size_t kWhole = std::size_t{2} << 20;
-  static constexpr int kVersion = 12080;  // of CUDA, which the driver serves
   std::recursive_mutex mutex;
   bool initialized = false, gone = false;
   bool late = true;
@@ -175,6 +174,7 @@ class Gpu {
     std::memset(to, value, bytes);
   };
   void (*forget_bytes)(std::uintptr_t address) = [](std::uintptr_t) {};  // a kernel may write there
+  int version = 12080;
   std::size_t granularity = kWhole;  // of pages
   int streams_made = 0;              // by the driver's own function, and not destroyed
   int generation = 1;

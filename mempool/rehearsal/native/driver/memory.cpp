@@ -62,8 +62,9 @@ EXPORTED int cuMemsetD8Async(std::uintptr_t address, unsigned char value, std::s
                      [=] { gpu->fill(reinterpret_cast<void*>(address), value, bytes); });
 }
 
-// --- pages
+// --- pages, which old drivers lack
 
+#ifndef FAKE_WITHOUT_PAGES
 struct Prop {
   int type, shared_as, place_type, device;
   void* of_windows;
@@ -159,6 +160,8 @@ EXPORTED int cuMemExportToShareableHandle(void* shared, unsigned long long handl
   std::memcpy(shared, &file, sizeof file);
   return file < 0 ? kNotSupported : 0;
 }
+
+#endif  // FAKE_WITHOUT_PAGES
 
 // --- managed and host memory
 
