@@ -128,7 +128,7 @@ def test_missing_files_are_named(cli: Cli, script: Path) -> None:
 def test_missing_pytorch_is_named_in_a_line(cli: Cli, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     says = cli.error(f"rehearse {SCRIPT}", code=4)
-    assert says == "mempool: a rehearsal needs PyTorch: pip install torch\n"
+    assert says == "mempool: a rehearsal needs PyTorch: pip install 'mempool[torch]'\n"
 
 
 def test_pytorch_without_cuda_is_named_with_version_and_place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -66,9 +66,35 @@ def functionalized(model: Any, x: Any) -> Any:
     return [dispatch_functionalize(updated)(other).tolist() for other in (*others, *others)]
 
 
+class SparseGradient(torch.autograd.Function):
+    """Identity with a sparse gradient of two rows."""
+
+    addresses: ClassVar[list[int]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.shape = x.shape
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        rows, values = torch.tensor([[0, 2]]), torch.ones(2, ctx.shape[1])
+        SparseGradient.addresses.append(values.data_ptr())
+        return torch.sparse_coo_tensor(rows, values, ctx.shape, check_invariants=False)
+
+
+def taken_gradient(model: Any, x: Any) -> Any:
+    """Tell whether autograd takes a sparse gradient without a copy."""
+    del model
+    x = x.requires_grad_()
+    SparseGradient.apply(x).sum().backward()
+    return SparseGradient.addresses.pop() == x.grad._values().data_ptr()
+
+
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of PyTorch's export
 @pytest.mark.parametrize(
-    "trace", [exported, exported_with_symbols, made, traced_fake, trained, functionalized]
+    "trace",
+    [exported, exported_with_symbols, made, traced_fake, trained, functionalized, taken_gradient],
 )
 def test_trace_within_a_limit_equals_the_trace_without(trace: Callable[[Any, Any], Any]) -> None:
     def outcome(mode: Any) -> Any:

@@ -107,6 +107,14 @@ bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return any;
 }
 
+// Return whether the first argument is a tensor without a storage, such as a sparse one.
+bool begins_without_storage(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  if (count == 0) return false;
+  const c10::IValue& first = *(stack.end() - static_cast<std::ptrdiff_t>(count));
+  return first.isTensor() && first.toTensor().defined() && !first.toTensor().has_storage();
+}
+
 // An operation that is not intercepted.
 class UnseenOperation : public at::ObserverContext {
  public:
@@ -160,9 +168,11 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     return;
   }
   const Traits traits = traits_of(op);
-  const bool sees_it_alone = only != nullptr && std::any_of(installed.begin(), installed.end(), [&](const auto& mode) {
-    return mode.load(std::memory_order_acquire) == only;
-  });
+  const auto is_installed = [](const void* one) {
+    return one != nullptr &&
+           std::any_of(installed.begin(), installed.end(), [&](const auto& mode) { return mode.load(std::memory_order_acquire) == one; });
+  };
+  const bool sees_it_alone = is_installed(only);
   // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
   // would get composite operations whole, too.
   const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
@@ -170,8 +180,11 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return;
   }
-  const bool views = traits.views || (traits.aliases && infers);
-  if (sees_it_alone && views && run_view(op, traits, below, stack)) return;
+  // Python would keep the indices and values of a sparse gradient, which autograd then copies.
+  const bool views_sparse =
+      traits.aliases && begins_without_storage(op, *stack) && is_installed(only_mode(below.remove(DispatchKey::Sparse)));
+  const bool views = sees_it_alone && (traits.views || (traits.aliases && infers));
+  if ((views || views_sparse) && run_view(op, traits, below, stack)) return;
   if (sees_it_alone && records_within(op, traits, *stack)) {
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
     return;
