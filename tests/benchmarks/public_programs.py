@@ -116,6 +116,61 @@ def nanogpt(laps: Laps) -> nn.Module:
     return model
 
 
+def mingpt(laps: Laps) -> nn.Module:
+    """Run karpathy/minGPT's demo: sort numbers, a data loader, clipping."""
+    model = GPT(3, 11, 48, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.95))
+    rows = torch.randint(3, (4096, 6))
+    both = torch.cat([rows, rows.sort(1).values], 1)
+    x, y = both[:, :-1], both[:, 1:].clone()
+    y[:, :5] = -1
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=64, shuffle=True)
+    for _ in range(4):
+        for ids, targets in loader:
+            _, loss = model(ids, targets)
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            laps.lap(loss.item())
+    return model
+
+
+def mnist(laps: Laps) -> nn.Module:
+    """Run pytorch/examples' mnist: a convolutional network, Adadelta, a test after each epoch."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+        nn.LogSoftmax(1),
+    )
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
+    images, digits = torch.randn(1300, 1, 28, 28), torch.randint(10, (1300,))
+    data = torch.utils.data.TensorDataset(images, digits)
+    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
+    test = torch.utils.data.DataLoader(data, batch_size=500)
+    for _ in range(3):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.nll_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            laps.lap(loss.item())
+        model.eval()
+        with torch.no_grad():
+            sum(F.nll_loss(model(x), y, reduction="sum").item() for x, y in test)
+    return model
+
+
 def word_language_model(laps: Laps) -> nn.Module:
     """Run pytorch/examples' word_language_model: truncated backpropagation, SGD written by hand."""
     words, width, length = 2000, 100, 35
@@ -172,6 +227,33 @@ def time_sequence_prediction(laps: Laps) -> nn.Module:
         loss = optimizer.step(closure)
         with torch.no_grad():
             model(x[:3], future=500)
+        laps.lap(loss.item())
+    return model
+
+
+def vae(laps: Laps) -> nn.Module:
+    """Run pytorch/examples' vae."""
+    model = nn.ModuleDict(
+        {
+            "fc1": nn.Linear(784, 400),
+            "mu": nn.Linear(400, 20),
+            "var": nn.Linear(400, 20),
+            "fc3": nn.Linear(20, 400),
+            "fc4": nn.Linear(400, 784),
+        }
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(5 * STEPS):
+        x = torch.rand(128, 784)
+        optimizer.zero_grad()
+        h = F.relu(model["fc1"](x))
+        mu, logvar = model["mu"](h), model["var"](h)
+        z = mu + torch.randn_like(mu) * torch.exp(0.5 * logvar)
+        out = torch.sigmoid(model["fc4"](F.relu(model["fc3"](z))))
+        loss = F.binary_cross_entropy(out, x, reduction="sum")
+        loss = loss - 0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
+        loss.backward()
+        optimizer.step()
         laps.lap(loss.item())
     return model
 
@@ -411,8 +493,11 @@ PROGRAMS: dict[str, Callable[[Laps], nn.Module]] = {
     each.__name__: each
     for each in (
         nanogpt,
+        mingpt,
+        mnist,
         word_language_model,
         time_sequence_prediction,
+        vae,
         reinforce,
         resnet,
         diffusion,
