@@ -136,41 +136,6 @@ def mingpt(laps: Laps) -> nn.Module:
     return model
 
 
-def mnist(laps: Laps) -> nn.Module:
-    """Run pytorch/examples' mnist: a convolutional network, Adadelta, a test after each epoch."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(9216, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, 10),
-        nn.LogSoftmax(1),
-    )
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
-    images, digits = torch.randn(1300, 1, 28, 28), torch.randint(10, (1300,))
-    data = torch.utils.data.TensorDataset(images, digits)
-    loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True)
-    test = torch.utils.data.DataLoader(data, batch_size=500)
-    for _ in range(3):
-        model.train()
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.nll_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            laps.lap(loss.item())
-        model.eval()
-        with torch.no_grad():
-            sum(F.nll_loss(model(x), y, reduction="sum").item() for x, y in test)
-    return model
-
-
 def word_language_model(laps: Laps) -> nn.Module:
     """Run pytorch/examples' word_language_model: truncated backpropagation, SGD written by hand."""
     words, width, length = 2000, 100, 35
@@ -494,7 +459,6 @@ PROGRAMS: dict[str, Callable[[Laps], nn.Module]] = {
     for each in (
         nanogpt,
         mingpt,
-        mnist,
         word_language_model,
         time_sequence_prediction,
         vae,

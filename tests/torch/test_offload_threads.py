@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from adversary import Adversary, offloaded_range, resident_bytes
 
+from mempool.torch.eager import interposer, storages, transfers
 from mempool.torch.eager import mode as swapping
-from mempool.torch.eager import storages, transfers
 from mempool.torch.offload import host_engine
 
 RETURNED = float(sum(range(1, 1001)))
@@ -87,6 +87,18 @@ def test_threads_older_than_the_limit_are_lent_their_arguments() -> None:
         with Adversary(0, share=0.0) as mode:
             tensor = offloaded_range(mode)
             assert pool.submit(lambda: tensor.sum().item()).result() == RETURNED
+
+
+def test_lend_ends_in_any_thread(mode: Adversary) -> None:
+    """Kernels run operations in threads of their own, whose data Python forgets after each call."""
+    tensor = offloaded_range(mode)
+    number = interposer.lend([tensor], "aten::add.Tensor", writes=False)
+    thread = threading.Thread(target=interposer.give_back, args=(number,))
+    thread.start()
+    thread.join()
+    record = mode.storages.of(tensor)
+    assert record is not None
+    assert record.pins == 0
 
 
 def test_optimizer_step_in_another_thread_is_reported(

@@ -84,14 +84,14 @@ void run_lent(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::S
     op.redispatchBoxed(below, stack);
     return;
   }
-  call_python(lend, {storages, toString(op.operator_name()), writes});
+  const torch::jit::Stack number = call_python(lend, {storages, toString(op.operator_name()), writes});
   try {
     op.redispatchBoxed(below, stack);
   } catch (...) {
-    call_python(give_back, {});
+    call_python(give_back, number);
     throw;
   }
-  call_python(give_back, {});
+  call_python(give_back, number);
 }
 
 // Return whether all tensors among the arguments are wrapped numbers, as in `x + 1`, and there is one.
@@ -234,8 +234,8 @@ TORCH_LIBRARY(mempool_interposer, m) {
   m.def("after(Tensor[] results, int at) -> ()");
   m.def("accessed() -> (Tensor[], int[])", &accessed_storages);
   m.def("reload(Tensor[] absent) -> ()");
-  m.def("lend(Tensor[] storages, str operation, bool writes) -> ()");
-  m.def("give_back() -> ()");
+  m.def("lend(Tensor[] storages, str operation, bool writes) -> int");
+  m.def("give_back(int number) -> ()");
 }
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&pass>()); }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
+import itertools
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,9 @@ SOURCE = Source(
 _modes: dict[str, weakref.ref[OffloadMode]] = {}
 #: The follower of the schedule that is followed now.
 _followers: list[weakref.ref[ScheduleFollower]] = []
-_lent = threading.local()
+#: Storages of the lends that are not over, by number.
+_lent: dict[int, list[tuple[Any, Any, bool, bool]]] = {}
+_numbers = itertools.count()
 
 
 @functools.cache
@@ -103,8 +105,8 @@ def library() -> ctypes.CDLL:
         getattr(loaded, f"mempool_follower_{name}").restype = size
     for name in ("free", "set_actions", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
-    _functions.impl("lend", _lend, "CPU")
-    _functions.impl("give_back", _give_back, "CPU")
+    _functions.impl("lend", lend, "CPU")
+    _functions.impl("give_back", give_back, "CPU")
     _functions.impl("reload", _reload, "CPU")
     _functions.impl("before", lambda absent, at: _follower().before(absent, at), "CPU")
     _functions.impl("after", lambda results, at: _follower().after(results, at), "CPU")
@@ -244,8 +246,11 @@ def _reload(absent: list[torch.Tensor]) -> None:
         mode.reload(absent)
 
 
-def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  # noqa: FBT001
-    """Reload and pin the storages of these tensors until `_give_back`."""
+def lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> int:  # noqa: FBT001
+    """Reload and pin the storages of these tensors until `give_back`; return the lend's number.
+
+    Threads that Python did not make have no data of their own: Python forgets them after each call.
+    """
     given: list[tuple[Any, Any, bool, bool]] = []
     try:
         for tensor in tensors:
@@ -254,24 +259,19 @@ def _lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> None:  #
     except BaseException:
         _return(given)
         raise
-    _stack().append(given)
+    number = next(_numbers)
+    _lent[number] = given
+    return number
 
 
-def _give_back() -> None:
-    """Unpin the storages of the last `_lend` in this thread."""
-    _return(_stack().pop())
+def give_back(number: int) -> None:
+    """Unpin the storages of a lend."""
+    _return(_lent.pop(number))
 
 
 def _return(given: list[tuple[Any, Any, bool, bool]]) -> None:
     for mode, record, away, writes in given:
         mode.transfers.give_back(record, away=away, wrote=writes)
-
-
-def _stack() -> list[list[tuple[Any, Any, bool, bool]]]:
-    if not hasattr(_lent, "stack"):
-        _lent.stack = []
-    stack: list[list[tuple[Any, Any, bool, bool]]] = _lent.stack
-    return stack
 
 
 def _tell_higher_order(key: Any) -> None:

@@ -364,10 +364,11 @@ struct Ours {
   Ours& operator=(const Ours&) = delete;
 };
 
-// Call a function of interposer.py.
-void call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
+// Call a function of interposer.py, and return the results.
+torch::jit::Stack call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
   const Ours ours;
   function.callBoxedForDispatchKey(DispatchKey::CPU, arguments);
+  return arguments;
 }
 
 c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
