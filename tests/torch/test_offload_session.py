@@ -150,6 +150,26 @@ def test_tensors_of_a_gpu_stay_on_the_host_at_exit_until_they_are_read() -> None
         mode.__exit__(None, None, None)
 
 
+def array_of(kept: list[Any], _: Any) -> None:
+    kept[0].numpy()
+
+
+def copies_of_sparse(kept: list[Any], sparse: Any) -> None:
+    kept += [sparse.transpose(0, 1) for _ in range(8)]
+    assert all(torch.equal(one.to_dense(), sparse.to_dense().T) for one in kept[-8:])
+
+
+@pytest.mark.parametrize("use", [array_of, copies_of_sparse])
+def test_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
+    with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
+        sparse = torch.ones(64, 512).to_sparse()  # 640 KiB
+        kept = [torch.full((512, 1000), float(number)) for number in range(8)]  # 2 MB each
+        assert any(record.state == OFFLOADED for record in pool.offloading.mode.storages.records.values())
+        use(kept, sparse)
+        assert pool.report().to_dict()["swapping"]["beyond"] == 0
+        assert [one[0, 0].item() for one in kept[:8]] == list(map(float, range(8)))
+
+
 @pytest.mark.parametrize("limit", ["0", "much", -1, True, 1.5, "1.5", "2.5 B"])
 def test_invalid_limit_is_refused(limit: object) -> None:
     with pytest.raises(UsageError):

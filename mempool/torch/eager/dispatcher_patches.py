@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
 from mempool.torch.eager.operator_traits import PLAIN
+from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class DispatcherPatches:
         transfers: TransferManager,
         record_of: Callable[[torch.Tensor, Any], StorageRecord | None],
         known_record: Callable[[torch.Tensor, Any], StorageRecord | None],
+        admit: Callable[[int, list[StorageRecord]], None],
     ) -> None:
         """Prepare the patches.
 
@@ -58,10 +61,11 @@ class DispatcherPatches:
             transfers: reloads storages.
             record_of: returns the record of a tensor's storage; registers an unknown storage first.
             known_record: the same for storages that the program's operations used; None for others.
+            admit: makes room for so many bytes and for the storages, and reloads these.
         """
         self._storages = storages
         self._transfers = transfers
-        self._record_of, self._known_record = record_of, known_record
+        self._record_of, self._known_record, self._admit = record_of, known_record, admit
         self._replaced: list[tuple[Any, str, Any]] = []
         self._held_for_iteration: deque[tuple[int, StorageRecord]] = (
             deque()
@@ -111,7 +115,11 @@ class DispatcherPatches:
 
     def hold_resident(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device for good."""
-        for record in self._register_records(value):
+        records = self._register_records(value)
+        absent = [record for record in records if record.state == OFFLOADED]
+        if absent and threading.get_ident() == self._transfers.thread:  # no other thread makes room
+            self._admit(0, absent)
+        for record in records:
             self._transfers.hold_resident(record)
 
     def _hold_for_iteration(self, value: Any) -> None:

@@ -182,7 +182,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   }
   // Python would keep the indices and values of a sparse gradient, which autograd then copies.
   const bool views_sparse =
-      traits.aliases && begins_without_storage(op, *stack) && is_installed(only_mode(below.remove(DispatchKey::Sparse)));
+      traits.shares && begins_without_storage(op, *stack) && is_installed(only_mode(below.remove(DispatchKey::Sparse)));
   const bool views = sees_it_alone && (traits.views || (traits.aliases && infers));
   if ((views || views_sparse) && run_view(op, traits, below, stack)) return;
   if (sees_it_alone && records_within(op, traits, *stack)) {

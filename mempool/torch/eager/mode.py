@@ -22,7 +22,7 @@ from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters
 from mempool.torch.eager.operation_runner import OperationRunner
-from mempool.torch.eager.operator_traits import TraitsRegistry, wraps_memory
+from mempool.torch.eager.operator_traits import TraitsRegistry, copies_sparse, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.schedule_follower import ScheduleFollower
@@ -167,7 +167,11 @@ class OffloadMode(TorchDispatchMode):
         self._has_warned_of_thread = False
         self.relative_limit: RelativeLimit | None = None
         self.patches = DispatcherPatches(
-            self.storages, self.transfers, self.operations.record_of, self.operations.known_record
+            self.storages,
+            self.transfers,
+            self.operations.record_of,
+            self.operations.known_record,
+            self.operations.admit,
         )
         self._set_ours = interposer.library().mempool_interposer_ours
         self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
@@ -450,7 +454,7 @@ class OffloadMode(TorchDispatchMode):
             return traits.call(*args, **kwargs)
         if self.bypass is not None and self.bypass.is_open:
             return self.operations.run_bypassed(self.bypass, traits, args, kwargs)
-        if traits.views:
+        if traits.views and not copies_sparse(traits, args):
             self.operations.view(args)
             if traits.may_pass:
                 interposer.learn_view(func)

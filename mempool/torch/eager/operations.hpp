@@ -45,6 +45,8 @@ constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_satu
                                                         "choose_qparams_optimized", "_rowwise_prune"};
 constexpr std::array<std::string_view, 6> kReadIntegers = {"lstm.",     "gru.",                 "rnn_tanh.",
                                                            "rnn_relu.", "_pad_packed_sequence", "tensor_split."};
+// Beginnings of the names of views that copy no sparse tensor; as operator_traits.py has them.
+constexpr std::array<std::string_view, 6> kShareSparse = {"_indices.", "_values.", "indices.", "values.", "detach.", "alias."};
 // Arguments that kernels update although the schema does not say so, except in operations with these parts of names, and one of a
 // single operation; as mempool/recording/torch/operations.py has them.
 constexpr std::array<std::string_view, 3> kUndeclared = {"running_mean", "running_var", "dropout_state"};
@@ -69,6 +71,7 @@ struct Traits {
   bool reads;       // reads a single number
   bool bare;        // of another library, without a kernel for autograd: gradients go through the operations within
   bool aliases;     // one of PyTorch's that returns views of its arguments, and makes nothing else
+  bool shares;      // one of these that returns views of sparse tensors too; the others copy them
   // Learned from the mode:
   bool views = false;
   bool blank = false;  // leaves results unwritten
@@ -124,7 +127,8 @@ class Operations {
                    .reads = name.starts_with("_local_scalar_dense."),
                    .bare = !known && !composite && std::none_of(kAutograd.begin(), kAutograd.end(), has_kernel),
                    .aliases = space == "aten" && !composite && !schema.is_mutable() && !schema.returns().empty() &&
-                              std::all_of(schema.returns().begin(), schema.returns().end(), is_alias)},
+                              std::all_of(schema.returns().begin(), schema.returns().end(), is_alias),
+                   .shares = space == "aten" && begins(kShareSparse)},
     };
     for (std::size_t at = 0; at < schema.arguments().size(); ++at) {
       if (!known || is_written(name, schema.arguments()[at])) made.written.push_back(at);

@@ -152,6 +152,20 @@ class TraitsRegistry:
         return None
 
 
+#: Views that copy no sparse tensor; other views of a sparse tensor do.
+_SHARE_SPARSE = frozenset(("_indices", "_values", "indices", "values", "detach", "alias"))
+
+
+def copies_sparse(traits: OperatorTraits, args: Any) -> bool:
+    """Return whether an operation that makes views copies its first argument, which is sparse."""
+    base = args[0] if args else None
+    return (
+        isinstance(base, torch.Tensor)
+        and base.layout != torch.strided
+        and traits.function._schema.name.removeprefix("aten::") not in _SHARE_SPARSE
+    )
+
+
 def wraps_memory(args: Any, kwargs: Any) -> bool:
     """Return whether functional tensors that wrap tensors with memory are among the arguments."""
     return any(isinstance(one, FunctionalTensor) and not is_fake(one) for one in tensors_in((args, kwargs)))
