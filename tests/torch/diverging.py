@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from models import GPT, ResNet
 from torch.nn import functional as F
-from training import digest, observed
+from training import digest, keep_slow_plans, observed
 
 #: Steps, and the one after which nothing out of the ordinary happens any more.
 STEPS, CALM = 48, 36
@@ -219,6 +219,7 @@ def results(name: str, pool: Any = None, *, marks: bool = False) -> dict[str, An
 def pooled(name: str, observer: ctypes.CDLL, *, marks: bool) -> dict[str, Any]:
     import mempool.torch
 
+    keep_slow_plans()
     with mempool.torch.install(background=False) as pool:
         said = results(name, pool, marks=marks)
         known = pool.planner.known

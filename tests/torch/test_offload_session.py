@@ -150,16 +150,12 @@ def test_tensors_of_a_gpu_stay_on_the_host_at_exit_until_they_are_read() -> None
         mode.__exit__(None, None, None)
 
 
-def array_of(kept: list[Any], _: Any) -> None:
-    kept[0].numpy()
-
-
 def copies_of_sparse(kept: list[Any], sparse: Any) -> None:
     kept += [sparse.transpose(0, 1) for _ in range(8)]
     assert all(torch.equal(one.to_dense(), sparse.to_dense().T) for one in kept[-8:])
 
 
-@pytest.mark.parametrize("use", [array_of, copies_of_sparse])
+@pytest.mark.parametrize("use", [lambda kept, _: kept[0].numpy(), copies_of_sparse])
 def test_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
     with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
         sparse = torch.ones(64, 512).to_sparse()  # 640 KiB

@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import hashlib
 import json
+import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,13 @@ def observed(library: str) -> ctypes.CDLL:
     return observer
 
 
+def keep_slow_plans() -> None:
+    """Let no time of an iteration withdraw a plan, since other tests share the machine."""
+    from mempool.planning import learner
+
+    learner.OPTIONS = dataclasses.replace(learner.OPTIONS, max_slowdown=math.inf)
+
+
 def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str, Any]:
     """What came out of one of them."""
     torch.manual_seed(0)
@@ -151,6 +159,7 @@ def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str
         import mempool.torch
 
         options = {key: given for key in ("plan", "limit") if (given := getattr(setup, key))}
+        keep_slow_plans()
         pool = mempool.torch.install(background=setup.background, **options)
     if observer is not None:
         gc.collect()
