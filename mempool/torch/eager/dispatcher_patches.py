@@ -102,8 +102,11 @@ class DispatcherPatches:
             for record, away in lent:
                 self._transfers.give_back(record, away=away, wrote=writes)
 
-    def _register_records(self, value: Any) -> list[StorageRecord]:
-        """Return the records of a tensor's storages, or of a storage; register unknown storages first."""
+    def _admitted_records(self, value: Any) -> list[StorageRecord]:
+        """Make room for a tensor's storages, or a storage, and reload them; return their records.
+
+        Unknown storages are registered first.
+        """
         if isinstance(value, torch.UntypedStorage):
             pairs = [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
         else:
@@ -111,20 +114,20 @@ class DispatcherPatches:
             with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
                 pairs = [*storages_in(_plain(value))]
         found = (self._record_of(plain, storage) for plain, storage in pairs)
-        return [record for record in found if record is not None]
-
-    def hold_resident(self, value: Any) -> None:
-        """Keep a tensor's storages, or a storage, on the device for good."""
-        records = self._register_records(value)
+        records = [record for record in found if record is not None]
         absent = [record for record in records if record.state == OFFLOADED]
         if absent and threading.get_ident() == self._transfers.thread:  # no other thread makes room
             self._admit(0, absent)
-        for record in records:
+        return records
+
+    def hold_resident(self, value: Any) -> None:
+        """Keep a tensor's storages, or a storage, on the device for good."""
+        for record in self._admitted_records(value):
             self._transfers.hold_resident(record)
 
     def _hold_for_iteration(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device until the end of the next iteration."""
-        for record in self._register_records(value):
+        for record in self._admitted_records(value):
             self._transfers.lend(record)
             self._held_for_iteration.append((self._iteration, record))
 
