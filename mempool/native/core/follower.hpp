@@ -44,7 +44,7 @@ class Follower {
   // else happens there, else null. advance() then moves to the next position.
   const Slot* expected_slot(std::uint64_t size) const noexcept {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
-    return &table_->slots[position_ * std::size_t{pattern_->unroll} + column_];
+    return &slot_at(position_);
   }
   // Return the expected allocation and its slot; without a slot while the follower is out of step.
   struct Next {
@@ -53,7 +53,7 @@ class Follower {
   };
   Next next_due() const noexcept {
     if (strays_ != 0 || expected() == 0) return {};
-    return {&table_->slots[position_ * std::size_t{pattern_->unroll} + column_], expected()};
+    return {&slot_at(position_), expected()};
   }
   void advance(std::uint64_t size) noexcept {
     recent_[count_++ % kWindow] = size;
@@ -132,6 +132,9 @@ class Follower {
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
  private:
+  const Slot& slot_at(std::uint32_t position) const noexcept {
+    return table_->slots[position * std::size_t{pattern_->unroll} + column_];
+  }
   // Return true if the next position is for this size. No other function may hand out a position.
   bool expects(std::uint64_t size) const noexcept {
     return table_ != nullptr && position_ < table_->length() &&
@@ -140,7 +143,7 @@ class Follower {
   Match matched() noexcept {
     table_->player = this;
     const std::uint32_t position = position_++;
-    const Slot& slot = table_->slots[position * std::size_t{pattern_->unroll} + column_];
+    const Slot& slot = slot_at(position);
     return {&slot, Outcome::hit, table_->sizes[position], boundary_ && take_boundary()};
   }
   bool differed_lately() const noexcept { return last_stray_ != 0 && count_ - last_stray_ <= kForgiven; }
