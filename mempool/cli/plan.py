@@ -105,7 +105,7 @@ def plan(
 
     If a trace repeats an iteration, that iteration is planned; if the marks
     distinguish several variants of iterations, such as batches of a few lengths,
-    each kind is planned, in one arena. The plan is checked by independent code
+    each variant is planned, in one arena. The plan is checked by independent code
     before the plan is written. Ctrl-C writes the best plan so far.
 
     For example:

@@ -131,8 +131,8 @@ def run(
 
     The pool detects the iteration automatically, and keeps the plan for the next
     run of the program, which follows it from the first iteration. Options of
-    mempool precede the script; everything after the script belongs to the program. The exit status
-    is the program's.
+    mempool precede the script; everything after the script belongs to the
+    program. The exit status is the program's.
 
     For example:
 
