@@ -176,9 +176,10 @@ class OffloadPlanner:
                 )
             ]
         held = (self._within_host(one) for one in found if one is not None and one.peak_bytes <= limit)
-        by_cost = sorted((one for one in held if one is not None), key=self._cost)
-        different = {(round(one.stall_seconds, 7), len(one.schedule)): one for one in reversed(by_cost)}
-        return sorted(different.values(), key=self._cost)
+        different: dict[tuple[float, int], PlannedSchedule] = {}
+        for one in sorted((one for one in held if one is not None), key=self._cost):
+            different.setdefault((round(one.stall_seconds, 7), len(one.schedule)), one)
+        return list(different.values())
 
     def lowest_limit(self) -> int:
         """Return the lowest feasible limit in bytes, given the host limit."""
@@ -294,13 +295,15 @@ class OffloadPlanner:
 
     def _better(self, best: PlannedSchedule | None, found: PlannedSchedule | None) -> PlannedSchedule | None:
         """Return the schedule that holds the limits with the lower cost."""
-        for _ in range(2):
-            if found is None or found.peak_bytes > found.limit_bytes:
-                return best
-            if best is not None and self._cost(found) >= self._cost(best):
-                return best
+        if found is not None and self._is_better(found, best):
             found = self._within_host(found)
-        return found
+        return found if found is not None and self._is_better(found, best) else best
+
+    def _is_better(self, found: PlannedSchedule, best: PlannedSchedule | None) -> bool:
+        """Return whether a schedule holds its limit at a lower cost than ``best``, host memory aside."""
+        return found.peak_bytes <= found.limit_bytes and (
+            best is None or self._cost(found) < self._cost(best)
+        )
 
     def _cost(self, planned: PlannedSchedule) -> tuple[float, int]:
         """Return the stall in seconds, then the bytes moved, with those that a move's host time is worth."""

@@ -22,15 +22,11 @@ from mempool.torch.eager.graph_captures import GraphCaptures
 from mempool.torch.eager.iterations import Iterations
 from mempool.torch.eager.op_footprints import OpFootprints, PoolCounters
 from mempool.torch.eager.operation_runner import OperationRunner
-from mempool.torch.eager.operator_traits import TraitsRegistry, copies_sparse, wraps_memory
+from mempool.torch.eager.operator_traits import TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.schedule_follower import ScheduleFollower
-from mempool.torch.eager.storages import (
-    RELOADING,
-    StorageRecord,
-    StorageRegistry,
-)
+from mempool.torch.eager.storages import RELOADING, StorageRecord, StorageRegistry
 from mempool.torch.eager.transfers import OffloadCounters, TransferManager, report_values
 from mempool.torch.optimizer_steps import Listener
 
@@ -454,7 +450,7 @@ class OffloadMode(TorchDispatchMode):
             return traits.call(*args, **kwargs)
         if self.bypass is not None and self.bypass.is_open:
             return self.operations.run_bypassed(self.bypass, traits, args, kwargs)
-        if traits.views and not copies_sparse(traits, args):
+        if traits.makes_views(args):
             self.operations.view(args)
             if traits.may_pass:
                 interposer.learn_view(func)

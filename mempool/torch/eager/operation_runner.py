@@ -9,7 +9,7 @@ import torch
 
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
-from mempool.torch.eager.operator_traits import NATIVE, PLAIN, copies_sparse
+from mempool.torch.eager.operator_traits import NATIVE, PLAIN
 from mempool.torch.eager.storages import OFFLOADED, RELOADING, RESIDENT, bytes_of, storage_of
 from mempool.torch.offload.options import OPTIONS
 
@@ -198,7 +198,7 @@ class OperationRunner:
         If room suffices, the bypass learns the operation, so that the next operation like this one may skip
         the mode; otherwise the bypass is closed.
         """
-        if traits.views and not copies_sparse(traits, args):
+        if traits.makes_views(args):
             bypass.learn(traits, 0)
             return traits.call(*args, **kwargs)
         if self._engine.streams:

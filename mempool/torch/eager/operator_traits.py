@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Tensor classes that wrap no other tensor; most tensors are of these.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+#: Views that copy no sparse tensor; as operations.hpp has them.
+_SHARE_SPARSE = frozenset(("_indices", "_values", "indices", "values", "detach", "alias"))
 #: Operations whose footprint depends on more than shapes: on data, or on a storage's present size.
 _SIZED_OTHERWISE = frozenset(
     ("resize", "resize_", "resize_as_", "_resize_output_", "set_", "_to_sparse", "to_sparse", "bincount")
@@ -105,6 +107,13 @@ class OperatorTraits:
         """Return whether the operation may write an argument."""
         return self.whole or any(argument.written for argument in self.arguments)
 
+    def makes_views(self, args: Any) -> bool:
+        """Return whether the operation makes views of these arguments: most views of a sparse tensor copy."""
+        base = args[0] if self.views and args else None
+        if not isinstance(base, torch.Tensor) or base.layout == torch.strided:
+            return self.views
+        return self.function._schema.name.removeprefix("aten::") in _SHARE_SPARSE
+
 
 class TraitsRegistry:
     """Traits of the operations seen so far, and classes of tensors that the mode leaves alone.
@@ -150,20 +159,6 @@ class TraitsRegistry:
             if wraps:
                 return True
         return None
-
-
-#: Views that copy no sparse tensor; other views of a sparse tensor do.
-_SHARE_SPARSE = frozenset(("_indices", "_values", "indices", "values", "detach", "alias"))
-
-
-def copies_sparse(traits: OperatorTraits, args: Any) -> bool:
-    """Return whether an operation that makes views copies its first argument, which is sparse."""
-    base = args[0] if args else None
-    return (
-        isinstance(base, torch.Tensor)
-        and base.layout != torch.strided
-        and traits.function._schema.name.removeprefix("aten::") not in _SHARE_SPARSE
-    )
 
 
 def wraps_memory(args: Any, kwargs: Any) -> bool:
