@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
     from solvers import Progress
     from traces import Buffers, Trace
+    from traces.formats.registry import Format
     from traces.iterations.pattern import Pattern
 
 #: Treatment of a trace of several devices if none is named: take all devices as one, take the device with the
@@ -60,14 +61,15 @@ class InputFile:
     """The content of one input file.
 
     Attributes:
-        format: format of the file; every format with events is a trace.
+        format: "trace" for every format with events, "plan", or the name of a format of buffers, as in
+            `traces.formats.registry.FORMATS`.
         buffers: buffers that are, or were, to be placed.
         trace: the events of ``device``, if the file is a trace.
         pattern: the pattern that most of the trace repeats or, where marks distinguish several variants, the
             variant with the largest peak load; None if no pattern was found or none was requested.
         other_variants: the other variants, most repeated first.
         rejected_pattern: a pattern that was rejected because it is no main part of the trace.
-        plan: the plan of a plan file, or of a CSV that has an offset for every buffer.
+        plan: the plan of a plan file, or of a file of buffers with an offset for every buffer.
         skipped: number of omitted events, by reason; None if the first bad event raises an error.
         whole_trace: all events of a trace, of all devices.
         device: the chosen device, or the only one; None where all devices count together.
@@ -75,7 +77,7 @@ class InputFile:
             mark.
     """
 
-    format: Literal["trace", "plan", "csv"]
+    format: str
     buffers: Buffers
     trace: Trace | None = None
     pattern: Pattern | None = None
@@ -138,10 +140,12 @@ def read_input(
     skipped = Counter[str]() if lenient else None
     try:
         file_format = format_of(path)
-        if file_format.name == "csv" or file_format.read is None:
+        if file_format.read is None or file_format.read_buffers is not None:
             if device is not None:
                 raise UsageError(f"{path} is a {file_format.name}, which has no devices")
-            placed = _read_csv(path) if file_format.name == "csv" else _read_plan(path)
+            placed = (
+                _read_plan(path) if file_format.read_buffers is None else _read_buffers(path, file_format)
+            )
             return dataclasses.replace(placed, skipped=skipped)
         whole_trace = file_format.read(path, skipped=skipped, progress=progress)
     except OSError as error:
@@ -274,13 +278,12 @@ def _read_plan(path: Path) -> InputFile:
     return InputFile("plan", buffers, plan=plan)
 
 
-def _read_csv(path: Path) -> InputFile:
-    from traces.formats.minimalloc import read_csv
-
-    buffers = read_csv(path)
+def _read_buffers(path: Path, file_format: Format) -> InputFile:
+    assert file_format.read_buffers is not None
+    buffers = file_format.read_buffers(path)
     _check_sums(path, buffers)
     fixed = len(buffers) > 0 and bool((buffers.offset >= 0).all())
-    return InputFile("csv", buffers, plan=_plan_from_offsets(buffers) if fixed else None)
+    return InputFile(file_format.name, buffers, plan=_plan_from_offsets(buffers) if fixed else None)
 
 
 def _check_sums(path: Path, buffers: Buffers) -> None:
