@@ -84,22 +84,10 @@ class SimulatedCupy(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice) -> None: ...
 
-class SimulatedCnmem(SimulatedAllocator):
-    """
-    CNMeM with `first` bytes reserved at first, and more later if it grows.
-    """
-
-    def __init__(self, device: SimulatedDevice, *, first: int, grows: bool) -> None: ...
-
 class SimulatedBfc(SimulatedAllocator):
     """TensorFlow's best fit with coalescing."""
 
     def __init__(self, device: SimulatedDevice, *, region: int, slack: int, collects: bool) -> None: ...
-
-class SimulatedBuddy(SimulatedAllocator):
-    """Binary buddy system."""
-
-    def __init__(self, device: SimulatedDevice, *, least: int, region: int) -> None: ...
 
 class SimulatedRmmPool(SimulatedAllocator):
     """RMM's pool; the maximum -1 means none."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from allocator_models import BfcModel, CnmemModel, CupyModel, Driver, Model, RmmPoolModel, play
-from arena_models import BuddyModel, RmmArenaModel, RmmBinningModel
+from allocator_models import BfcModel, CupyModel, Driver, Model, RmmPoolModel, play
+from arena_models import RmmArenaModel, RmmBinningModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import MIB, check_simulation, event_traces, random_trace, trace_of
@@ -107,7 +107,6 @@ def largest_free_of(simulation: Simulation) -> int:
             ("best_fit", {"limit_bytes": bad}, "limit_bytes=.* is not a whole")
             for bad in (-1, True, "1GiB", 1.5)
         ),
-        ("cnmem_first_block", {"first_block_bytes": 0}, "first_block_bytes=0 is not a whole number from 1"),
         ("rmm_pool", {"initial_pool_bytes": 512, "maximum_pool_bytes": 256}, "more than maximum_pool_bytes"),
         ("rmm_arena", {"arena_bytes": MIB - 1}, "arena_bytes=1048575"),
         ("rmm_binning", {"min_size_exponent": 20, "max_size_exponent": 19}, "max_size_exponent=19"),
@@ -165,17 +164,6 @@ def test_native_events_are_checked() -> None:
 #: Name, settings, and the model with the same.
 CASES: list[tuple[str, dict[str, Any], Make]] = [
     ("cupy", {}, CupyModel),
-    ("cnmem", {}, lambda driver: CnmemModel(driver, 0, grows=True)),
-    (
-        "cnmem_first_block",
-        {"first_block_bytes": 20 * MIB + 1},
-        lambda driver: CnmemModel(driver, 20 * MIB + 1, grows=True),
-    ),
-    (
-        "cnmem_first_block",
-        {"first_block_bytes": 40 * MIB, "grows": False},
-        lambda driver: CnmemModel(driver, 40 * MIB, grows=False),
-    ),
     ("bfc", {}, lambda driver: BfcModel(driver, 2 * MIB, 128 * MIB, collects=True)),
     (
         "bfc",
@@ -199,12 +187,6 @@ CASES: list[tuple[str, dict[str, Any], Make]] = [
         "rmm_binning",
         {"min_size_exponent": 18, "max_size_exponent": 20, "blocks_at_once": 2, "initial_pool_bytes": MIB},
         lambda driver: RmmBinningModel(driver, [MIB // 4, MIB // 2, MIB], 2, MIB),
-    ),
-    ("buddy", {}, lambda driver: BuddyModel(driver, 512, 2 * MIB)),
-    (
-        "buddy",
-        {"min_block_bytes": 1, "region_bytes": 4 * MIB},
-        lambda driver: BuddyModel(driver, 1, 4 * MIB),
     ),
 ]
 cases = pytest.mark.parametrize(
