@@ -363,7 +363,7 @@ class OfflinePlanner:
 
     solver: str = "auto"
     wait_bytes: int = 1 << 20
-    capacity: int | Sequence[int] | None = None
+    capacity: int | None = None
     seconds: float | None = None
     nodes: int | None = None
     target_bytes: int | None = None
@@ -455,7 +455,7 @@ class _Planning:
             )
         except KeyboardInterrupt:
             return None
-        capacity = self.options.capacity if isinstance(self.options.capacity, int) else math.inf
+        capacity = math.inf if self.options.capacity is None else self.options.capacity
         if saved is None or max(planned.plan.arena_bytes for planned in saved.plans) > capacity:
             return None
         if time.monotonic() <= until:

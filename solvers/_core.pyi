@@ -338,8 +338,3 @@ def pack_max_load_first(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(
     """
     Return offsets by maximum load first for an arena of `goal` bytes, no offsets if cancelled; `order` is the order of the jobs with gaps.
     """
-
-def pack_below(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ceiling: int, goal: int, noise: float, seed: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
-    """
-    Return offsets by maximum load first of the jobs that fit below `ceiling`, -1 for the others; no offsets if cancelled. All jobs together should fit `goal` bytes; `noise` is the largest fraction of the goal by which loads are randomly overestimated.
-    """

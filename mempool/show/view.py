@@ -121,7 +121,7 @@ def recorded_view(
 
 
 def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
-    """Return a view of a plan's offsets, with several arenas stacked.
+    """Return a view of a plan's offsets.
 
     Args:
         title: as in `View`.
@@ -131,17 +131,8 @@ def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
     """
     assert plan.offset is not None
     offset = plan.offset[timeline.owner, timeline.iteration % plan.columns]
-    if not plan.arenas:
-        whole = np.zeros((2, 1), np.int64)
-        return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
-    from solvers.packing.plan import stride_of
-
-    stride = stride_of(plan.arenas)
-    ends = np.cumsum(plan.arenas)
-    regions = np.stack([np.append(0, ends[:-1]), np.arange(len(plan.arenas)) * stride])
-    drawn = np.where(offset >= 0, _drawn(offset, regions), -1)
-    top = int(ends[-1])
-    return View(title, at, drawn, regions, top, plan.arena_bytes, NO_SEGMENTS, offsets=True)
+    whole = np.zeros((2, 1), np.int64)
+    return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
 
 
 def segments_of(columns: Any, *, since: int, end: int) -> Segments:

@@ -111,19 +111,6 @@ class SearchOptions:
     #: Largest number of jobs for CP-SAT; with more, the model takes gigabytes and the search finds nothing.
     exact_jobs: int = 20_000
 
-    # -- several arenas --
-
-    #: Work units per job charged for filling an arena; as much as local repair charges for the same work.
-    filling_work: int = 500
-    #: Attempts to fill the arenas in each order before the solver takes over.
-    fillings: int = 8
-    #: Largest fraction of the load by which loads are randomly overestimated in later attempts.
-    filling_noise: float = 0.03
-    #: Largest number of nodes to search for the last arena in the first attempt, halved in each later one.
-    last_arena_nodes: int = 20_000_000
-    #: Divisor of the remaining node budget for this search.
-    last_arena_share: int = 8
-
     # -- columns of buffers that outlive an iteration --
 
     #: Largest number of rows of an unrolled problem that is still quick to pack.

@@ -85,22 +85,6 @@ def test_too_small_a_capacity_is_a_negative_answer(folder: Path, cli: Cli) -> No
     assert not Path("s.csv").exists()
 
 
-def test_several_capacities_plan_several_arenas(folder: Path, cli: Cli) -> None:
-    """The object lists the contents of each arena; `check` and `info` read the plan file."""
-    whole = cli.answer("plan t.trace")
-    assert whole["arenas"] is None
-    large, small = whole["arena_bytes"], 64 << 10
-    command = f"plan t.trace -o t.plan --capacity {small} --capacity {large}"
-    planned = cli.answer(command)
-    assert [one["capacity_bytes"] for one in planned["arenas"]] == [small, large]
-    assert sum(one["used_bytes"] for one in planned["arenas"]) == planned["arena_bytes"]
-    assert all(one["used_bytes"] <= one["capacity_bytes"] for one in planned["arenas"])
-    assert sum(one["buffers"] for one in planned["arenas"]) == planned["buffers"]
-    assert cli.answer("check t.plan t.trace")["ok"]
-    assert cli.answer("info t.plan")["arenas"] == planned["arenas"]
-    assert re.search(r"arena 1 .* of .*, \d+ buffers", cli.printed(command))
-
-
 def processor_seconds(pid: int) -> float:
     """Return the processor seconds of this process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -164,12 +148,12 @@ def test_every_json_key_is_documented(folder: Path, cli: Cli) -> None:
     cli.run("plan t.trace -o p.plan")
     for command in (
         "plan t.trace",
-        "plan t.trace --capacity 1GiB --capacity 2GiB",
+        "plan t.trace --capacity 1GiB",
         "check p.plan t.trace",
         "info t.trace",
         "info p.plan",
         "info b.csv",
     ):
         shown = cli.answer(command)
-        entries = [*shown.get("largest_at_peak", ()), *(shown.get("arenas") or ())]
+        entries = shown.get("largest_at_peak", ())
         assert {key for entry in (shown, *entries) for key in entry} <= documented, command

@@ -116,33 +116,6 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
 
 
 @pytest.mark.parametrize(
-    ("arenas", "says"),
-    [
-        ("", "its arenas are ''"),
-        ("8 nine", "its arenas are '8 nine'"),
-        ("9" * 9000, "its arenas are '9999"),
-        ("9" * 4200 + " 1" * 1000, "its arenas are '9999"),
-        ("8", "lies within none of the arenas"),
-        ("8 0", "an arena of 0 bytes"),
-        (" ".join(["1"] * 300), "300 arenas"),
-        ("9" * 20 + " 1", "more than there are addresses"),
-    ],
-)
-def test_invalid_arenas_are_a_single_error(tmp_path: Path, arenas: str, says: str) -> None:
-    path = changed(tmp_path, {"mempool.version": "2", "plan.arenas": arenas})
-    with pytest.raises(PlanError, match=says) as caught:
-        check(*read_plan(path)[:2])
-    assert "\n" not in str(caught.value)
-
-
-def test_arenas_are_read_from_files_of_version_2_only(tmp_path: Path) -> None:
-    assert read_plan(stored(tmp_path))[0].arenas == ()
-    assert read_plan(changed(tmp_path, {"plan.arenas": "8 8"}))[0].arenas == ()
-    with pytest.raises(PlanError, match="its arenas are 'missing'"):
-        read_plan(changed(tmp_path, {"mempool.version": "2"}))
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"metadata": {"mempool.version": "9"}}, "version '9'"),

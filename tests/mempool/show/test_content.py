@@ -22,8 +22,6 @@ from mempool.show.thinning import density_of_small_pieces, load_of
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
 from solvers import Plan, PlanError, Status, load_curve, peak_load
-from solvers.packing.arenas import arenas_of
-from solvers.packing.plan import stride_of
 from solvers.swap import Link, Schedule, Step, replay
 from traces import Buffers, EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
@@ -264,16 +262,6 @@ def test_byte_sums_beyond_the_address_space_are_an_error(sizes: tuple[int, int])
     )
     with pytest.raises(ValueError, match=r"more than 2\*\*62"):
         scene_of(trace)
-
-
-def test_several_arenas_are_stacked() -> None:
-    buffers = Buffers.of([0, 0], [1, 1], [60, 40])
-    capacities = (64, 128)
-    arenas_of(capacities)
-    offset = np.array([[0], [stride_of(capacities) + 8]])
-    plan = Plan(offset, 108, 100, Status.FEASIBLE, "", 0, 0.0, "", arenas=capacities)
-    (view,) = scene_of(buffers, plan=plan).views
-    assert (view.address.tolist(), view.top) == ([0, 72], 192)
 
 
 def test_each_iteration_uses_its_own_column() -> None:
