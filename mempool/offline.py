@@ -51,9 +51,6 @@ SeveralDevices = Literal["together", "largest", "refuse"]
 #: Allocations up to this many bytes are ignored in the search for iterations, see
 #: `traces.iterations.pattern.find_patterns`.
 _SMALL_BYTES = 512
-#: Solvers whose plans are followed by joint planning; a user of another solver wants that solver's own
-#: result.
-_JOINT_SOLVERS = ("auto", "search")
 
 
 @dataclass(frozen=True)
@@ -391,7 +388,6 @@ class OfflinePlanner:
 
         Raises:
             PlanError: the input cannot be planned.
-            UsageError: the solver is not installed.
             MempoolError: the solver made a wrong plan.
         """
         return _Planning(self, on_stage, on_progress).plan(given)
@@ -420,7 +416,8 @@ class _Planning:
         from mempool.planning.planned_pattern import PlannedPattern
 
         options = self.options
-        joint = len(patterns) > 1 and options.solver in _JOINT_SOLVERS
+        # A user of another solver wants that solver's own result.
+        joint = len(patterns) > 1 and options.solver == "auto"
         seconds = None if options.seconds is None else options.seconds / (len(patterns) + joint)
         separate: list[PlannedPattern] = []
         interrupted = False
@@ -477,10 +474,6 @@ class _Planning:
                 on_progress=self.on_progress,
                 **options.solver_options,
             )
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"solver {options.solver!r} needs {error.name}, which is not installed"
-            ) from None
         except ValueError as error:
             raise PlanError(f"cannot be planned: {error}") from None
         if plan.offset is not None:

@@ -87,7 +87,7 @@ class Plan:
             "finished" (nothing left to try); "" in plans given to ``on_improvement``.
         period: period of the buffers, or None.
         reason: one line that says why there is no plan; empty if there is one.
-        nodes: work of the solve, as in `Stop`; the work of OR-Tools is not counted.
+        nodes: work of the solve, as in `Stop`.
 
     Raises:
         PlanError: impossible sizes, or offsets of a wrong shape.

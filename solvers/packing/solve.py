@@ -16,7 +16,7 @@ from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Plan, Status, Stop
 from solvers.packing.portfolio import cores
 from solvers.packing.progress import Budget, Progress, ProgressTotal
-from solvers.packing.registry import SOLVERS, search
+from solvers.packing.registry import SOLVERS, auto
 from solvers.packing.rotation import Attempts, columns_to_try
 from solvers.packing.task import Task
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: refused.
 MOST_INSTANCES = 64
 #: Solvers that try several numbers of columns.
-ROTATING = ("auto", "search", "greedy")
+ROTATING = ("auto", "greedy")
 
 
 def solve(
@@ -58,8 +58,8 @@ def solve(
             offsets.
         stop: limits of the solve; the default is a node budget and no clock.
         seed: seed of the search.
-        solver: one of `SOLVERS`: "auto", "search" (auto without OR-Tools), "greedy" (search without the
-            complete searches), "exact", or a baseline such as "best_fit".
+        solver: one of `SOLVERS`: "auto", "greedy" (auto without the complete searches), or a baseline such as
+            "best_fit".
         columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
             default a few numbers are tried if a buffer outlives its iteration.
         threads: number of threads that search at once; by default one with a node limit, and one per core
@@ -71,7 +71,6 @@ def solve(
     Raises:
         ValueError: unknown solver, too few columns or threads, a buffer alive over more than 64 periods,
             sizes that sum to too many bytes.
-        ModuleNotFoundError: "exact" without OR-Tools.
         KeyboardInterrupt: the user interrupted before any plan was found.
     """
     if solver not in SOLVERS:
@@ -120,7 +119,7 @@ def _solve_columns(
     enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
     report = total.callback(lambda attempt: bound if several else attempt)
-    proofs = several and request.solver in ("auto", "search") and few
+    proofs = several and request.solver == "auto" and few
     if proofs:
         tried = sorted(tried, key=lambda columns: _estimate_arena(request, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
@@ -158,7 +157,7 @@ def _estimate_arena(request: _Request, columns: int, stop: Stop, total: Progress
     )
     for rows in _groups(request.buffers, request.pieces):
         task = Task(jobs_of(request.buffers.select(rows).unrolled(columns)), Budget(Stop(nodes=nodes)))
-        search(task)
+        auto(task)
         arena += task.arena
         total.nodes += task.budget.nodes
     return arena

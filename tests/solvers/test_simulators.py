@@ -396,7 +396,7 @@ def test_planned_allocator_uses_the_offsets_of_solve() -> None:
     rows = np.flatnonzero(trace.kind == EventType.ALLOC)
     offset = simulation.address[rows] - simulation.segments.address[0]
     assert (offset[buffers.size > 0] % 256 == 0).all()
-    plan = solve(buffers_of(trace, alignment=256), stop=Stop(nodes=1000), solver="search")
+    plan = solve(buffers_of(trace, alignment=256), stop=Stop(nodes=1000))
     assert simulation.peak_reserved_bytes <= plan.arena_bytes * 1.05
 
 
