@@ -94,25 +94,21 @@ def processor_seconds(pid: int) -> float:
 def test_ctrl_c_keeps_the_best_plan(folder: Path, cli: Cli) -> None:
     """SIGINT in the middle of a search: exit code 130, the plan so far is written and passes the check."""
     write_csv(aligned(29, 350), "hard.csv")
-    limited = ["--time-limit", "250", "--json"]
-    processes = {
-        solver: subprocess.Popen(
-            [COMMAND, "plan", "hard.csv", "-o", f"{solver}.plan", *limited, "--solver", solver],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for solver in ("greedy", "auto")
-    }
-    for solver, process in processes.items():
-        while processor_seconds(process.pid) < 1.5:  # it has begun, however busy the machine is
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 130, err
-        assert json.loads(out)["stopped_by"] == "interrupt"
-        assert err.count("\n") == 1
-        cli.run("check", f"{solver}.plan", "hard.csv")
+    limited = ["--time-limit", "250", "--json", "--solver", "greedy"]
+    process = subprocess.Popen(
+        [COMMAND, "plan", "hard.csv", "-o", "best.plan", *limited],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while processor_seconds(process.pid) < 1.5:  # it has begun, however busy the machine is
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert json.loads(out)["stopped_by"] == "interrupt"
+    assert err.count("\n") == 1
+    cli.run("check best.plan hard.csv")
 
 
 def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:

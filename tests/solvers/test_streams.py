@@ -152,7 +152,7 @@ def test_interruption_keeps_the_best_plan(way: str, monkeypatch: pytest.MonkeyPa
 def test_proof_for_full_sharing_holds_for_the_plan(stream: int | list[int]) -> None:
     buffers = crossing(stream=stream)
     assert lower_bound(buffers) == 8
-    plan = solve_streams(buffers, wait_bytes=0, stop=FEW)
+    plan = solve_streams(buffers, wait_bytes=0)
     check(plan, buffers)
     assert (plan.arena_bytes, plan.lower_bound_bytes, plan.status) == (9, 9, Status.OPTIMAL)
     assert plan.stopped_by == "proof"
