@@ -76,7 +76,7 @@ void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
     if (need) ++all.passed;
   }
   if (need && !run_hidden(op, below, stack, operation.repeatable && *need > 0)) need.reset();
-  if (!need && records_within(op, operation, *stack)) {
+  if (!need && (arrives_whole(operation, below) || records_within(op, operation, *stack))) {
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return;
   }

@@ -173,11 +173,11 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
            std::any_of(installed.begin(), installed.end(), [&](const auto& mode) { return mode.load(std::memory_order_acquire) == one; });
   };
   const bool sees_it_alone = is_installed(only);
-  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
-  // would get composite operations whole, too.
+  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error.
   const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
-  if (infers && traits.composite && traits.lent == Lent::kNothing) {
-    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+  const DispatchKeySet parts = sees_it_alone && arrives_whole(traits, below) ? below.remove(DispatchKey::Python) : below;
+  if (parts != below && traits.lent == Lent::kNothing) {
+    op.redispatchBoxed(parts, stack);
     return;
   }
   // Python would keep the indices and values of a sparse gradient, which autograd then copies.
@@ -207,7 +207,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
-    run_lent(op, below, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
+    run_lent(op, parts, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else if (sees_it_alone) {
