@@ -36,33 +36,6 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
-    """The q absences of a timeline's buffers, one row per visible turn, sorted by ``gone``; int64 columns.
-
-    Attributes:
-        row: the buffer.
-        size: bytes.
-        out: begin of the copy to the host.
-        gone: time from which other buffers may use the memory.
-        back: time from which the buffer has memory again, into which the contents are copied.
-        use: time of the next use.
-        left: drawn address before the absence; the later address if that piece is not visible.
-        found: drawn address after the absence; the earlier address if that piece is not visible.
-        copied: 0 if the host still had the contents, so that nothing is copied out.
-    """
-
-    row: NDArray[np.int64]
-    size: NDArray[np.int64]
-    out: NDArray[np.int64]
-    gone: NDArray[np.int64]
-    back: NDArray[np.int64]
-    use: NDArray[np.int64]
-    left: NDArray[np.int64]
-    found: NDArray[np.int64]
-    copied: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
 class View:
     """Addresses for the pieces of a timeline.
 
@@ -76,7 +49,6 @@ class View:
         reserved_bytes: arena of a plan; 0 if the segments give the reserved bytes.
         segments: segments with drawn addresses.
         offsets: true if addresses are offsets into an arena.
-        moved: absences of buffers that come back; None without any.
     """
 
     title: str
@@ -87,7 +59,6 @@ class View:
     reserved_bytes: int
     segments: Segments
     offsets: bool
-    moved: Moved | None = None
 
 
 _NONE = np.zeros(0, np.int64)
