@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph
-from solvers.rewriting.decide import Decider, Decision, least_limit
+from solvers.rewriting.decide import Decider, Decision
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link, LinkBound
@@ -76,7 +76,7 @@ def plainly(graph: Graph, limit: float) -> bool:
 
 
 def somehow(graph: Graph, limit: float) -> bool:
-    return least_limit(graph, TWELVE)[0] <= limit
+    return Decider(graph, TWELVE).least()[0] <= limit
 
 
 def ends(graph: Callable[[int], Graph], limit: float) -> tuple[int, int]:
