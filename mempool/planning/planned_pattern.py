@@ -389,7 +389,7 @@ class Search:
         from solvers.packing.streams import solve_streams
 
         stop = Stop(nodes=nodes, interrupt=self.interrupt)
-        how: dict[str, Any] = {"seed": self.seed, "solver": "search"}
+        how: dict[str, Any] = {"seed": self.seed}
         return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
 
 

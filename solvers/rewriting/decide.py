@@ -158,8 +158,8 @@ class Decider:
         Raises:
             PlanError: the host is too small.
         """
-        plan = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
-        rewriting = Rewriting(plan.offloads(_everything(plan)))
+        converted = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
+        rewriting = Rewriting(converted.offloads(_everything(converted)))
         made = self._decision(0, rewriting, "everything", self._simulated(rewriting))
         if self.host_limit is not None and made.host_bytes > self.host_limit:
             raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
@@ -176,7 +176,7 @@ class Decider:
         if limit < least:
             return []
         few = len(self.graph) <= DEFAULTS.many_operations
-        sets = self._search.sets(limit, DEFAULTS.planned_sets if few else 1)
+        sets = self._search.sets(limit, DEFAULTS.scheduled_sets if few else 1)
         made = {
             chosen: self._planned(chosen, limit, tries=0)
             for chosen in dict.fromkeys([*sets, ()] if few else sets)
@@ -194,9 +194,9 @@ class Decider:
 
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
         """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
-        plan = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
+        converted = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         new_planner = partial(
-            OffloadPlanner, plan.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
+            OffloadPlanner, converted.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
         )
         planner = new_planner(tries=tries)
         if planner.floor()[0] > limit:  # count every small buffer, too
@@ -205,8 +205,8 @@ class Decider:
             held = planner.hold(limit)
             schedule, method = held.schedule, held.method
         except PlanError:
-            schedule, method = _everything(plan), "everything"
-        rewriting = Rewriting(plan.offloads(schedule), chosen)
+            schedule, method = _everything(converted), "everything"
+        rewriting = Rewriting(converted.offloads(schedule), chosen)
         method = f"{method}, {len(chosen)} recomputed" if chosen else method
         made = self._decision(limit, rewriting, method, self._simulated(rewriting))
         return self._with_early_offloads(made) if made.stall_seconds > 0 else made
@@ -257,9 +257,9 @@ class Decider:
         return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
 
 
-def _everything(plan: GraphStep) -> Schedule:
+def _everything(converted: GraphStep) -> Schedule:
     """Return the schedule in which every buffer is away while unused."""
-    a = absences_of(plan.step)
+    a = absences_of(converted.step)
     order = np.argsort(a.use, kind="stable")
     a = a.select(order)
     sources = np.zeros(len(a), np.bool_)

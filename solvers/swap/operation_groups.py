@@ -1,4 +1,4 @@
-"""Groups of operations of a long step: a plan of the groups also holds on the step."""
+"""Groups of operations of a long step: a schedule of the groups also holds on the step."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ def step_of(
     if not ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)).any():
         raise PlanError(
             "the trace has no reads and writes, so that nothing tells what could be away when; "
-            "`mempool run --record TRACE --accesses` records PyTorch's, and `record_arrays` of "
-            "mempool.numpy and mempool.cupy those of arrays"
+            "`mempool run --record TRACE --accesses` records PyTorch's"
         )
     ops = _operations(trace)
     if window is None and not whole:

@@ -9,14 +9,15 @@ way. Parameters, gradients and the momentum of SGD are counted. ``--quick`` prin
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from networks import resnet
-from sized import Sized, largest
 from torch import nn
 from torch.nn import functional
 
@@ -26,6 +27,9 @@ from solvers.rewriting.decide import Decider, Decision, least_limit
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.step_conversion import graph_step, offloadable
 from solvers.swap import Link, LinkBound
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from sized import Sized, largest
 
 TWELVE = Link.of_rate(12e9)
 

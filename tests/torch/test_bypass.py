@@ -223,9 +223,10 @@ def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 for _ in range(4):
                     torch.bmm(x, weight)
+                    copy = torch.inference_mode()(torch.ones)(999).double()
                 if enabled:
                     known(pool)
-        del x, weight
+        del x, weight, copy
 
 
 def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:

@@ -169,6 +169,7 @@ class TestOpFootprints:
             optimizer.step()
         assert [told for told in asked.predictions if told[1] != told[2]] == []
 
+    @pytest.mark.filterwarnings("ignore:Sparse CSR")
     def test_data_dependent_footprint_is_an_upper_bound(self) -> None:
         x = torch.randint(0, 5, (40, 3))
         with PredictionObserver() as asked:
@@ -179,16 +180,17 @@ class TestOpFootprints:
             x.unique(return_inverse=True, return_counts=True)
             x.unique(dim=0, return_inverse=True)
             x.flatten().unique_consecutive()
+            x.to_sparse(), x.to_sparse_csr()
         assert {"aten::nonzero", "aten::index.Tensor", "aten::_unique2", "aten::unique_dim"} <= {
             name for name, _, _ in asked.predictions
         }
         assert [told for told in asked.predictions if told[1] < told[2]] == []
 
-    def test_unpredictable_footprint_is_the_largest_seen(self) -> None:
+    def test_unpredictable_footprint_is_that_of_the_arguments_or_the_largest_seen(self) -> None:
         footprints, func = OpFootprints(), torch.ops.aten.repeat_interleave.Tensor
-        for counts, expected in (([1, 2], 0), ([3, 5], 24), ([1], 64)):
+        for counts, expected in (([1, 2], 16), ([3, 5], 24), ([1], 64)):
             args = (torch.tensor(counts),)
-            footprint = footprints.footprint(func, args, {}, 8 * len(counts) + expected, 0)
+            footprint = footprints.footprint(func, args, {}, 8 * len(counts), 0)
             assert footprint.result_bytes == expected
             footprints.end(func, footprint, 8 * len(counts), func(*args).untyped_storage().nbytes())
 

@@ -66,7 +66,7 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
     if (need) ++all.passed;
   }
   if (need && !run_hidden(op, below, stack, operation.traits.repeatable && *need > 0)) need.reset();
-  if (!need && records_within(op, operation.traits, *stack)) {
+  if (!need && (arrives_whole(operation.traits, below) || records_within(op, operation.traits, *stack))) {
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return;
   }

@@ -171,11 +171,11 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
            std::any_of(installed.begin(), installed.end(), [&](const auto& mode) { return mode.load(std::memory_order_acquire) == one; });
   };
   const bool sees_it_alone = is_installed(only);
-  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
-  // would get composite operations whole, too.
+  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error.
   const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
+  const DispatchKeySet parts = sees_it_alone && arrives_whole(traits, below) ? below.remove(DispatchKey::Python) : below;
   if (sees_it_alone && traits.composite && traits.lent == Lent::kNothing) {
-    op.redispatchBoxed(infers ? below.remove(DispatchKey::Python) : below, stack);
+    op.redispatchBoxed(parts, stack);
     return;
   }
   if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
@@ -209,7 +209,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
-    run_lent(op, below, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
+    run_lent(op, parts, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else if (sees_it_alone) {

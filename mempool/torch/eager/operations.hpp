@@ -177,6 +177,11 @@ bool records_within(const c10::OperatorHandle& op, const Traits& traits, const t
   return std::any_of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end(), requires_grad);
 }
 
+// Return whether a mode would get a composite operation whole, as in inference mode and for tensors made there.
+bool arrives_whole(const Traits& traits, DispatchKeySet below) {
+  return traits.composite && !below.has_any(c10::autograd_dispatch_keyset);
+}
+
 using Storages = c10::SmallVector<const c10::Storage*, 8>;
 using Addresses = c10::SmallVector<const c10::StorageImpl*, 8>;
 
