@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class OffloadTunables:
     """Tunables of `OffloadPlanner` and `LinkBound`.
 
-    *Work* counts operations and absences visited. All budgets count work and not seconds, so that plans do
-    not depend on the machine.
+    *Work* counts operations and absences visited. All budgets count work and not seconds, so that schedules
+    do not depend on the machine.
 
     Attributes:
         least_bytes: smaller buffers stay on the device, in bytes: a copy's fixed cost equals the transfer
@@ -33,10 +33,11 @@ class OffloadTunables:
         restarts: restarts of the local search.
         least_changes: changes that one restart must afford per absence; with fewer, the local search is
             skipped.
-        rounds: rounds in which the waits of a plan are fed back into the plan.
-        plan_work: most work of one plan: in a large step, several absences are taken at once to stay below.
-        full_rounds_work: most work of one plan at which every order gets all rounds; above, each order gets
-            one round and only the best gets all.
+        rounds: rounds in which the waits of a schedule are fed back into its search.
+        schedule_work: most work of one schedule: in a large step, several absences are taken at once to
+            stay below.
+        full_rounds_work: most work of one schedule at which every order gets all rounds; above, each order
+            gets one round and only the best gets all.
         reload_weights: cost ratios that the search tries: a wait for a reload relative to a wait for an
             offload copy.
         margins: factors by which copy times are stretched to reduce fragmentation, the largest first: large
@@ -66,7 +67,7 @@ class OffloadTunables:
     restarts: int = 4
     least_changes: float = 1 / 8
     rounds: int = 6
-    plan_work: int = 25_000_000
+    schedule_work: int = 25_000_000
     full_rounds_work: int = 11_363_636
     reload_weights: tuple[float, ...] = (1.0, 0.25, 4.0)
     margins: tuple[float, ...] = (4.0, 1.25, 1.0)

@@ -71,7 +71,6 @@ def swap(
 
     Every schedule is replayed by independent code before a figure of the
     schedule is reported. No schedule can beat the link bound beside the figures.
-    `mempool show TRACE --swap MOVES` draws the file that -o writes.
 
     For example:
 

@@ -58,7 +58,7 @@ def print_schedules(schedules: SwapSchedules, answer: dict[str, Any], written: P
         last = binary(answer["limits"][-1]["limit_bytes"])
         facts("", [("arenas", f"{device} on the device, {host} on the host, at {last}")])
     if written is not None:
-        facts("", [("written", f"{written}; draw it: mempool show TRACE --swap {written}")])
+        facts("", [("written", str(written))])
 
 
 def _text(schedules: SwapSchedules, row: dict[str, Any]) -> tuple[str, ...]:

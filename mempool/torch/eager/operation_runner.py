@@ -174,7 +174,7 @@ class OperationRunner:
         if sampled:
             self.footprints.begin()
         effects = traits.effects
-        call = traits.call if effects is None else functools.partial(self._call_with_effects, func, effects)
+        call = traits.repeat if effects is None else functools.partial(self._call_with_effects, func, effects)
         try:
             result = call(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -199,7 +199,7 @@ class OperationRunner:
         """
         if traits.makes_views(args):
             bypass.learn(traits, 0)
-            return traits.call(*args, **kwargs)
+            return traits.repeat(*args, **kwargs)
         if self._engine.streams:
             self._engine.note_stream()
         if self._storages.dead:
