@@ -26,9 +26,10 @@ from solvers.rewriting import Graph
 from solvers.rewriting.decide import Decider, Decision
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.step_conversion import graph_step, offloadable
-from solvers.swap import Link, LinkBound
+from solvers.swap import Link
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from link_bound import LinkBound
 from sized import Sized, largest
 
 TWELVE = Link.of_rate(12e9)
