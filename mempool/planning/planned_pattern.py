@@ -376,7 +376,7 @@ class Search:
         return self._searched(buffers, OPTIONS.pool_nodes, OPTIONS.close_enough)
 
     def alone(self, buffers: Buffers) -> Plan:
-        """Search without pinned ranges, for longer if the search is patient and the problem hard."""
+        """Search briefly, then longer if the search is patient and the problem hard."""
         plan = self.briefly(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
             longer = self._searched(buffers, OPTIONS.hard_nodes, OPTIONS.good)

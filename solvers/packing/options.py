@@ -21,8 +21,6 @@ class SearchOptions:
     calling_thread: int = 20_000
     #: Seconds between two checks of the limits while a kernel runs on the worker thread.
     worker_pause: float = 0.01
-    #: Seconds between two checks of the limits while OR-Tools is imported or solves.
-    exact_pause: float = 0.02
     #: Shortest time in seconds between two progress reports.
     report_pause: float = 0.1
     #: Work units of one turn of repair or of a complete search on a portfolio thread.

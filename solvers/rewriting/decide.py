@@ -34,59 +34,19 @@ if TYPE_CHECKING:
 _TUNABLES = replace(OFFLOADS, move_bytes=0)
 
 
-def decide(
-    graph: Graph,
-    limit_bytes: int,
-    link: Link,
-    *,
-    outside_bytes: int = 0,
-    host_limit: int | None = None,
-    movable: NDArray[np.bool_] | None = None,
-    repeatable: NDArray[np.bool_] | None = None,
-) -> Decision:
-    """Return the shortest step found whose peak is within a limit.
+class Decider:
+    """Decides about one graph for any limits.
+
+    Decisions for a lower limit are remembered and considered for higher ones.
 
     Args:
         graph: the captured graph.
-        limit_bytes: limit of the device.
         link: the copy times.
         outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
         host_limit: most bytes that the host holds at one time.
         movable: bool[M], values that may be offloaded; by default all that can be.
         repeatable: bool[M], values that may be recomputed; by default all that can be.
-
-    Raises:
-        PlanError: no solution was found; names the least feasible limit and the operation that needs this
-            limit.
-    """
-    return Decider(
-        graph,
-        link,
-        outside_bytes=outside_bytes,
-        host_limit=host_limit,
-        movable=movable,
-        repeatable=repeatable,
-    ).decide(limit_bytes)
-
-
-def least_limit(
-    graph: Graph,
-    link: Link,
-    *,
-    outside_bytes: int = 0,
-    movable: NDArray[np.bool_] | None = None,
-    repeatable: NDArray[np.bool_] | None = None,
-) -> tuple[int, int]:
-    """Return the least limit that can be held at any cost in time, and the limiting operation."""
-    chooser = Decider(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
-    return chooser.least()
-
-
-class Decider:
-    """Decides about one graph for any limits; arguments as of `decide`.
-
-    ``overhead`` gives the seconds of the program itself for each copy, which no overlap can hide.
-    Decisions for a lower limit are remembered and considered for higher ones.
+        overhead: seconds of the program itself for each copy, which no overlap can hide.
     """
 
     def __init__(

@@ -89,7 +89,12 @@ def iteration_of(trace: Trace) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Operations:
-    """Operation of each event, -1 before the first; and the first row of each operation."""
+    """The operations of a trace.
+
+    Attributes:
+        of_row: int64[events], the operation of each event; -1 before the first operation.
+        first: int64[operations], the first row of each operation.
+    """
 
     of_row: NDArray[np.int64]
     first: NDArray[np.int64]

@@ -156,13 +156,11 @@ class TestSwap:
         stalls = [row["stall_seconds"] for row in rows]
         assert stalls == sorted(stalls)
         assert [row["limit_bytes"] for row in rows] == sorted((r["limit_bytes"] for r in rows), reverse=True)
-        assert all(row["stall_bound_seconds"] <= row["stall_seconds"] for row in rows)
 
     def test_swap_table_and_moves_file_agree_with_the_limit(self, cli: Cli) -> None:
         shown = cli.printed("swap run.trace --limit 33MiB -o moves.json")
         written = json.loads(Path("moves.json").read_text())
         assert "33 MiB" in shown
-        assert "link bound" in shown
         assert written["limits"][0]["limit_bytes"] == 33 * MIB
         assert len(written["moves"]) == written["limits"][0]["moves"] > 0
         for move in written["moves"]:

@@ -8,15 +8,16 @@ from functools import partial
 
 import numpy as np
 import pytest
+from fluid_bound import fluid_stall_bound
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from link_bound import LinkBound
 from offload_oracle import least_stall
 from swap_steps import links, schedules, step_from, steps
 
 from solvers import PlanError, Stop, load_curve
-from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
+from solvers.swap import Link, OffloadPlanner, OffloadTunables, Schedule, Step, replay
 from solvers.swap.absences import absences_of
-from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
 from solvers.swap.placement import device_buffers, host_buffers, place
 from solvers.swap.schedule_file import (
@@ -102,7 +103,7 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: answer)
+    monkeypatch.setattr("link_bound._Program._solve", lambda _: answer)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 

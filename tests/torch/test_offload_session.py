@@ -419,6 +419,7 @@ def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> Non
             net(x)
             pool.plan_now()
         after = pool.client.stats()["outcomes"]
+        assert (pool.report().values["swapping"]["bypassed"] > 0) == (limit == "1GiB")
     new = {name: after[name] - before[name] for name in after}
     assert new["hit"] == sum(new.values()) > 0
 

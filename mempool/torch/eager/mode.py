@@ -116,7 +116,8 @@ class OffloadMode(TorchDispatchMode):
         )
         self.traits = TraitsRegistry(device.type)
         self._traits = self.traits.by_id
-        footprints = OpFootprints(None if client is None else PoolCounters(client), alignment)
+        counters = None if client is None else PoolCounters(client)
+        footprints = OpFootprints(counters, alignment, lambda: self.eviction.spare)
         self.operations = OperationRunner(
             engine,
             self.storages,
