@@ -15,18 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mempool import _core
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.installation import InstallationSlot, slot_of
 from mempool.pool import Pool
 
-if TYPE_CHECKING:
-    from mempool.recording.arrays import ArrayRecorder
-
-
-__all__ = ["ArrayPool", "install", "installed", "is_installed", "record_arrays", "uninstall"]
+__all__ = ["ArrayPool", "install", "installed", "is_installed", "uninstall"]
 
 
 def __dir__() -> list[str]:
@@ -67,23 +63,6 @@ def installed() -> ArrayPool | None:
 def is_installed() -> bool:
     """Return true if a pool serves NumPy."""
     return _slot.pool is not None
-
-
-def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of reads and writes; see `mempool.recording.arrays.pool_recorder.record_arrays`.
-
-    Args:
-        frames: keep source lines.
-
-    Returns:
-        A context manager; the trace includes all allocations and frees of the installed pool, if any.
-
-    Raises:
-        UsageError: the pool writes a trace file.
-    """
-    from mempool.recording.arrays import pool_recorder
-
-    return pool_recorder.record_arrays(installed(), frames=frames)
 
 
 class ArrayPool(Pool):

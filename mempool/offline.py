@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
     from solvers import Progress
     from traces import Buffers, Trace
+    from traces.formats.registry import Format
     from traces.iterations.pattern import Pattern
 
 #: Treatment of a trace of several devices if none is named: take all devices as one, take the device with the
@@ -50,9 +51,6 @@ SeveralDevices = Literal["together", "largest", "refuse"]
 #: Allocations up to this many bytes are ignored in the search for iterations, see
 #: `traces.iterations.pattern.find_patterns`.
 _SMALL_BYTES = 512
-#: Solvers whose plans are followed by joint planning; a user of another solver wants that solver's own
-#: result.
-_JOINT_SOLVERS = ("auto", "search")
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,15 @@ class InputFile:
     """The content of one input file.
 
     Attributes:
-        format: format of the file; every format with events is a trace.
+        format: "trace" for every format with events, "plan", or the name of a format of buffers, as in
+            `traces.formats.registry.FORMATS`.
         buffers: buffers that are, or were, to be placed.
         trace: the events of ``device``, if the file is a trace.
         pattern: the pattern that most of the trace repeats or, where marks distinguish several variants, the
             variant with the largest peak load; None if no pattern was found or none was requested.
         other_variants: the other variants, most repeated first.
         rejected_pattern: a pattern that was rejected because it is no main part of the trace.
-        plan: the plan of a plan file, or of a CSV that has an offset for every buffer.
+        plan: the plan of a plan file, or of a file of buffers with an offset for every buffer.
         skipped: number of omitted events, by reason; None if the first bad event raises an error.
         whole_trace: all events of a trace, of all devices.
         device: the chosen device, or the only one; None where all devices count together.
@@ -75,7 +74,7 @@ class InputFile:
             mark.
     """
 
-    format: Literal["trace", "plan", "csv"]
+    format: str
     buffers: Buffers
     trace: Trace | None = None
     pattern: Pattern | None = None
@@ -138,10 +137,12 @@ def read_input(
     skipped = Counter[str]() if lenient else None
     try:
         file_format = format_of(path)
-        if file_format.name == "csv" or file_format.read is None:
+        if file_format.read is None or file_format.read_buffers is not None:
             if device is not None:
                 raise UsageError(f"{path} is a {file_format.name}, which has no devices")
-            placed = _read_csv(path) if file_format.name == "csv" else _read_plan(path)
+            placed = (
+                _read_plan(path) if file_format.read_buffers is None else _read_buffers(path, file_format)
+            )
             return dataclasses.replace(placed, skipped=skipped)
         whole_trace = file_format.read(path, skipped=skipped, progress=progress)
     except OSError as error:
@@ -274,13 +275,12 @@ def _read_plan(path: Path) -> InputFile:
     return InputFile("plan", buffers, plan=plan)
 
 
-def _read_csv(path: Path) -> InputFile:
-    from traces.formats.minimalloc import read_csv
-
-    buffers = read_csv(path)
+def _read_buffers(path: Path, file_format: Format) -> InputFile:
+    assert file_format.read_buffers is not None
+    buffers = file_format.read_buffers(path)
     _check_sums(path, buffers)
     fixed = len(buffers) > 0 and bool((buffers.offset >= 0).all())
-    return InputFile("csv", buffers, plan=_plan_from_offsets(buffers) if fixed else None)
+    return InputFile(file_format.name, buffers, plan=_plan_from_offsets(buffers) if fixed else None)
 
 
 def _check_sums(path: Path, buffers: Buffers) -> None:
@@ -360,7 +360,7 @@ class OfflinePlanner:
 
     solver: str = "auto"
     wait_bytes: int = 1 << 20
-    capacity: int | Sequence[int] | None = None
+    capacity: int | None = None
     seconds: float | None = None
     nodes: int | None = None
     target_bytes: int | None = None
@@ -388,7 +388,6 @@ class OfflinePlanner:
 
         Raises:
             PlanError: the input cannot be planned.
-            UsageError: the solver is not installed.
             MempoolError: the solver made a wrong plan.
         """
         return _Planning(self, on_stage, on_progress).plan(given)
@@ -417,7 +416,8 @@ class _Planning:
         from mempool.planning.planned_pattern import PlannedPattern
 
         options = self.options
-        joint = len(patterns) > 1 and options.solver in _JOINT_SOLVERS
+        # A user of another solver wants that solver's own result.
+        joint = len(patterns) > 1 and options.solver == "auto"
         seconds = None if options.seconds is None else options.seconds / (len(patterns) + joint)
         separate: list[PlannedPattern] = []
         interrupted = False
@@ -452,7 +452,7 @@ class _Planning:
             )
         except KeyboardInterrupt:
             return None
-        capacity = self.options.capacity if isinstance(self.options.capacity, int) else math.inf
+        capacity = math.inf if self.options.capacity is None else self.options.capacity
         if saved is None or max(planned.plan.arena_bytes for planned in saved.plans) > capacity:
             return None
         if time.monotonic() <= until:
@@ -474,10 +474,6 @@ class _Planning:
                 on_progress=self.on_progress,
                 **options.solver_options,
             )
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"solver {options.solver!r} needs {error.name}, which is not installed"
-            ) from None
         except ValueError as error:
             raise PlanError(f"cannot be planned: {error}") from None
         if plan.offset is not None:

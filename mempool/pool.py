@@ -513,7 +513,7 @@ class Pool:
             log.warning("%s", explained)
 
     def close_at_exit(self) -> None:
-        """Close when Python exits: buffers need not be brought into a form for later use."""
+        """Close when Python exits; subclasses then need not prepare buffers for later use."""
         self.close()
 
     def renew_locks(self) -> None:

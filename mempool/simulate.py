@@ -85,7 +85,7 @@ class PlannedOnline(Allocator):
 def replaying(
     trace: Trace, device: _core.ReplayDevice, limit_bytes: int, **options: Any
 ) -> Iterator[tuple[Pool, _core.Replay]]:
-    """Yield a pool on a device without memory, which plans on call only, and the replay of the trace.
+    """Yield a pool and the replay of the trace; the device has no memory, and the pool plans on call only.
 
     Args:
         trace: trace whose marks "step", "begin" and "end" are iteration boundaries, expected from the start.

@@ -84,22 +84,10 @@ class SimulatedCupy(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice) -> None: ...
 
-class SimulatedCnmem(SimulatedAllocator):
-    """
-    CNMeM with `first` bytes reserved at first, and more later if it grows.
-    """
-
-    def __init__(self, device: SimulatedDevice, *, first: int, grows: bool) -> None: ...
-
 class SimulatedBfc(SimulatedAllocator):
     """TensorFlow's best fit with coalescing."""
 
     def __init__(self, device: SimulatedDevice, *, region: int, slack: int, collects: bool) -> None: ...
-
-class SimulatedBuddy(SimulatedAllocator):
-    """Binary buddy system."""
-
-    def __init__(self, device: SimulatedDevice, *, least: int, region: int) -> None: ...
 
 class SimulatedRmmPool(SimulatedAllocator):
     """RMM's pool; the maximum -1 means none."""
@@ -349,9 +337,4 @@ def pack_peak_first(jobs: Jobs, cancel: Cancel) -> Annotated[NDArray[numpy.int64
 def pack_max_load_first(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Return offsets by maximum load first for an arena of `goal` bytes, no offsets if cancelled; `order` is the order of the jobs with gaps.
-    """
-
-def pack_below(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ceiling: int, goal: int, noise: float, seed: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
-    """
-    Return offsets by maximum load first of the jobs that fit below `ceiling`, -1 for the others; no offsets if cancelled. All jobs together should fit `goal` bytes; `noise` is the largest fraction of the goal by which loads are randomly overestimated.
     """

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from fractions import Fraction
 from pathlib import Path  # noqa: TC003 - typer reads it from the signature
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
+from mempool.cli.help import Command
 from mempool.cli.options import Device, Json, Lenient, parsed
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
 from mempool.cli.output_files import overwritten_file, write_obstacle
@@ -27,13 +26,26 @@ if TYPE_CHECKING:
     from mempool.offline import InputFile, OfflinePlanner, PlannedInput
     from mempool.planning.plan_files import SavedPlans
     from solvers import Plan, Progress
-    from traces import Buffers
 
 
 def _solvers(incomplete: str) -> list[str]:
     from solvers import SOLVERS
 
     return [name for name in SOLVERS if name.startswith(incomplete)]
+
+
+class PlanCommand(Command):
+    """The verb ``plan``, whose help names the registered solvers."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        from solvers.packing.registry import BASELINES, SOLVERS
+
+        params = super().get_params(ctx)
+        own = ", ".join(name for name in SOLVERS if name not in BASELINES)
+        solver = next(param for param in params if param.name == "solver")
+        solver.help = f"{own}; published planners to compare with: {', '.join(BASELINES)}."
+        return params
 
 
 def plan(
@@ -56,8 +68,7 @@ def plan(
         str,
         typer.Option(
             autocompletion=_solvers,
-            help="auto, search, greedy or exact; to compare with what others do: first_fit, best_fit, "
-            "smartpool, greedy_by_size, best_fit_in_time, skyline_lifetime, skyline_size, skyline_area.",
+            help="Name of the solver.",
         ),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
@@ -71,11 +82,8 @@ def plan(
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=0, help="Stop after so much work; reproducible.")] = None,
     capacity: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIZE",
-            help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB. Given again: another arena.",
-        ),
+        str | None,
+        typer.Option(metavar="SIZE", help="The first plan that fits is enough: 4096, 512M, 1.5GiB, 2GB."),
     ] = None,
     target: Annotated[
         str | None,
@@ -114,7 +122,6 @@ def plan(
         mempool plan buffers.csv -o solved.csv --time-limit 10
         mempool plan run.trace --target 0.1%
         mempool plan run.trace --whole --capacity 2GiB --json
-        mempool plan run.trace --capacity 8GiB --capacity 4GiB
     """
     from mempool.cli.inputs import read_file, require_history
     from mempool.errors import UsageError
@@ -122,7 +129,6 @@ def plan(
     from mempool.settings import wait_price
     from mempool.units import parse_bytes
 
-    sizes = tuple(parsed("--capacity", parse_bytes, text) or 0 for text in capacity or ())
     times, target_bytes = parsed("--target", _parse_target, target) or (None, None)
     price = parsed("--wait-bytes", wait_price, wait_bytes)
     assert price is not None
@@ -131,7 +137,7 @@ def plan(
         planner = OfflinePlanner(
             solver=solver,
             wait_bytes=price,
-            capacity=sizes if len(sizes) > 1 else next(iter(sizes), None),
+            capacity=parsed("--capacity", parse_bytes, capacity),
             seconds=time_limit,
             nodes=nodes,
             target_bytes=target_bytes,
@@ -139,7 +145,6 @@ def plan(
         )
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
-    _check_arenas(sizes, solver, output)
     if time_limit is not None and math.isnan(time_limit):
         raise typer.BadParameter("nan is no limit", param_hint="--time-limit")
     if alignment & (alignment - 1):
@@ -157,8 +162,6 @@ def plan(
         raise Stop(ExitCode.FILE, f"{trace}: a plan already; plans are made from traces")
     require_history(trace, given)
     _check_fits(output, given)
-    if len(sizes) > 1:  # a pool, which replays several variants, has one arena
-        given = dataclasses.replace(given, other_variants=())
     planned = _planned(planner, given)
     if output is not None and planned.plan.offset is not None:
         planned.write(output)
@@ -209,7 +212,6 @@ def answer(planned: PlannedInput) -> dict[str, Any]:
     return {
         "status": str(plan.status),
         "arena_bytes": plan.arena_bytes if solved else None,
-        "arenas": arena_usage(plan, given.buffers),
         "lower_bound_bytes": plan.lower_bound_bytes,
         "peak_load_bytes": peak,
         "ratio": 1 + plan.gap if solved else None,
@@ -237,23 +239,6 @@ def _variants(saved: SavedPlans) -> list[dict[str, Any]]:
     ]
 
 
-def arena_usage(plan: Plan, buffers: Buffers) -> list[dict[str, int]] | None:
-    """Return capacity, used bytes and number of buffers of each arena; None for a single arena."""
-    if not plan.arenas or plan.offset is None:
-        return None
-    arena, offset = plan.in_arenas()
-    placed = ~buffers.persistent & (buffers.size > 0)
-    tops = np.where(placed[:, None], offset + buffers.size[:, None], 0)
-    return [
-        {
-            "capacity_bytes": capacity,
-            "used_bytes": int(tops[arena == number].max(initial=0)),
-            "buffers": int((placed & (arena == number).any(axis=1)).sum()),
-        }
-        for number, capacity in enumerate(plan.arenas)
-    ]
-
-
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
     """Return the target as a multiple of the lower bound or in bytes; the multiple is exact, for "0.1%"."""
     from mempool.units import parse_bytes
@@ -271,21 +256,6 @@ def _check_output(output: Path | None, trace: Path) -> None:
         raise typer.BadParameter("the plan would overwrite the trace")
     if reason := write_obstacle(output):
         raise Stop(ExitCode.FILE, f"{output}: {reason}")
-
-
-def _check_arenas(capacities: tuple[int, ...], solver: str, output: Path | None) -> None:
-    from solvers.packing.arenas import WITH_ARENAS, arenas_of
-
-    if len(capacities) < 2:
-        return
-    try:
-        arenas_of(capacities)
-    except ValueError as error:
-        raise typer.BadParameter(f"--capacity: {error}") from None
-    if solver not in WITH_ARENAS:
-        raise typer.BadParameter(f"several arenas are for the solvers {', '.join(WITH_ARENAS)}")
-    if output is not None and output.suffix == ".csv":
-        raise typer.BadParameter("a CSV holds one arena; use another name than .csv")
 
 
 def _check_fits(output: Path | None, given: InputFile) -> None:
@@ -310,14 +280,6 @@ def _print(planned: PlannedInput, output: Path | None) -> None:
             ("arena", f"{binary(plan.arena_bytes)}, {percent(plan.gap)} above the lower bound"),
             ("fragmentation", percent(values["fragmentation"])),
         ]
-    rows += [
-        (
-            f"arena {number}",
-            f"{binary(arena['used_bytes'])} of {binary(arena['capacity_bytes'])}, "
-            f"{arena['buffers']:,} buffers",
-        )
-        for number, arena in enumerate(values["arenas"] or ())
-    ]
     if values["stream_waits"]:
         rows.append(("waits", f"{values['stream_waits']:g} of one stream for another in an iteration"))
     rows += [("seconds", f"{plan.seconds:.3f}"), ("nodes", f"{plan.nodes:,}")]

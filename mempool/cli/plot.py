@@ -67,7 +67,7 @@ def _largest(
 def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> NDArray[np.int64]:
     """Return the buffer at the centre of each cell: int64[height, width] of rows, -1 for free memory.
 
-    Time goes to the right and addresses go up; several arenas are stacked. A circular timeline is drawn as
+    Time goes to the right and addresses go up. A circular timeline is drawn as
     iteration 0 in the steady state.
     """
     grid = np.full((height, width), -1, np.int64)
@@ -75,7 +75,7 @@ def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> ND
         return grid
     period = buffers.period
     first, last = (int(buffers.start.min()), int(buffers.end.max())) if period is None else (0, period)
-    offset, arena_bytes = _one_above_the_other(plan)
+    offset, arena_bytes = plan.offset, plan.arena_bytes
     address = (np.arange(height)[::-1] + 0.5) * arena_bytes / height
     for column in range(width):
         time = first + (last - first) * (column + 0.5) / width
@@ -88,16 +88,6 @@ def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> ND
         )
         grid[inside, column] = row[at[inside]]
     return grid
-
-
-def _one_above_the_other(plan: Plan) -> tuple[NDArray[np.int64], int]:
-    """Return offsets and total bytes with several arenas stacked without gaps."""
-    assert plan.offset is not None
-    if not plan.arenas:
-        return plan.offset, plan.arena_bytes
-    arena, offset = plan.in_arenas()
-    bases = np.cumsum([0, *plan.arenas])
-    return np.where(arena < 0, -1, offset + bases[arena]), int(bases[-1])
 
 
 def _alive(

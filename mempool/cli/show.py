@@ -15,7 +15,6 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from mempool.offline import InputFile
     from mempool.show import Scene
-    from traces import Trace
 
 
 def show(
@@ -36,10 +35,6 @@ def show(
             metavar="NAME[:SETTINGS]",
             help="Also what this allocator would do; again for each. Settings are those of compare.",
         ),
-    ] = None,
-    swap: Annotated[
-        Path | None,
-        typer.Option(metavar="MOVES", help="What `mempool swap -o` wrote for this trace: the step with it."),
     ] = None,
     frames: Frames = False,
     lenient: Lenient = False,
@@ -63,20 +58,16 @@ def show(
         mempool show run.trace run.plan -o run.html --open
         mempool show snapshot.pickle -a pytorch -a bfc -a planned
         mempool show run.trace --perfetto run.json.gz
-        mempool swap run.trace --limit 12GiB -o moves.json
-        mempool show run.trace --swap moves.json --open
     """
     from mempool.analysis.compare import parse_allocator
 
     page = output or (None if perfetto and not opened else Path(f"{trace.stem}.html"))
-    _check_outputs(
-        [path for path in (trace, plan, swap) if path], [path for path in (page, perfetto) if path]
-    )
+    _check_outputs([path for path in (trace, plan) if path], [path for path in (page, perfetto) if path])
     if page:
         require_bokeh("show")
     for text in allocator or ():
         parsed("--allocator", parse_allocator, text)
-    scene, skipped = _scene(trace, plan, allocator or [], swap, lenient=lenient)
+    scene, skipped = _scene(trace, plan, allocator or [], lenient=lenient)
     answer = _write_outputs(scene, page, perfetto, frames=frames) | {"skipped": skipped}
     if page and opened:
         import webbrowser
@@ -98,12 +89,11 @@ def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
 
 
 def _scene(
-    trace: Path, plan: Path | None, allocators: list[str], swap: Path | None, *, lenient: bool
+    trace: Path, plan: Path | None, allocators: list[str], *, lenient: bool
 ) -> tuple[Scene, dict[str, int] | None]:
     """Return the scene to draw, and the number of omitted events, by reason."""
     from mempool.cli.inputs import read_file
     from mempool.show import scene_of
-    from mempool.show.swaps import with_swaps
 
     given = read_file(trace, whole=True, lenient=lenient)
     solved = given if plan is None else read_file(plan)
@@ -113,10 +103,7 @@ def _scene(
         _check_plan_matches(solved, given, trace, plan)
     if allocators and given.trace is None:
         raise typer.BadParameter(f"allocators are simulated on traces; {trace} is a {given.format}")
-    if swap is not None and given.trace is None:
-        raise typer.BadParameter(f"moves are of traces; {trace} is a {given.format}")
     with progress(f"placing {len(given.buffers):,} buffers"):
-        swaps = None if swap is None or given.trace is None else _swaps(swap, given.trace)
         try:
             scene = scene_of(
                 given.buffers if given.trace is None else given.trace,
@@ -127,26 +114,7 @@ def _scene(
             )
         except ValueError as error:
             raise Stop(ExitCode.FILE, f"{trace}: {error}") from None
-    return scene if swaps is None else with_swaps(swaps, scene), given.skipped
-
-
-def _swaps(path: Path, trace: Trace) -> Scene:
-    """Return the scene of a step with its moves, which are checked again whatever the file claims."""
-    from mempool.show import swap_scene
-    from solvers import PlanError
-    from solvers.swap.schedule_file import read_schedule
-
-    moves = read_schedule(path)
-    device = moves.selection.device
-    try:
-        if len(trace.devices) > 1:
-            if device not in trace.devices:
-                raise PlanError(f"moves of device {device}, of which the trace tells nothing")
-            trace = trace.on_device(device)
-        step = moves.selection.step(trace)
-        return swap_scene(step, moves.link, moves.schedule(step), limit=moves.limit_bytes)
-    except PlanError as error:
-        raise Stop(ExitCode.FILE, f"{path}: {error}") from None
+    return scene, given.skipped
 
 
 def _check_plan_matches(solved: InputFile, given: InputFile, trace: Path, plan: Path) -> None:

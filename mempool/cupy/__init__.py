@@ -23,9 +23,8 @@ from mempool.settings import settings
 
 if TYPE_CHECKING:
     from mempool.cupy.platform import Platform
-    from mempool.recording.arrays import ArrayRecorder
 
-__all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "record_arrays", "uninstall"]
+__all__ = ["CupyPool", "install", "installed", "is_installed", "is_there", "uninstall"]
 
 
 def __dir__() -> list[str]:
@@ -78,23 +77,6 @@ def is_installed() -> bool:
 def is_there(driver: str = DRIVER) -> bool:
     """Return true if there is a CUDA driver; does not start the driver."""
     return Cuda(driver).is_there()
-
-
-def record_arrays(*, frames: bool = False) -> ArrayRecorder:
-    """Return a recorder of reads and writes; see `mempool.recording.arrays.pool_recorder.record_arrays`.
-
-    Args:
-        frames: keep source lines.
-
-    Returns:
-        A context manager; the trace includes all allocations and frees of the installed pool, if any.
-
-    Raises:
-        UsageError: the pool writes a trace file.
-    """
-    from mempool.recording.arrays import pool_recorder
-
-    return pool_recorder.record_arrays(installed(), frames=frames)
 
 
 def _install(platform: Platform, options: dict[str, Any]) -> CupyPool:

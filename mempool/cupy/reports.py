@@ -10,7 +10,7 @@ class DeviceReports(Report):
 
     @property
     def has_work(self) -> bool:
-        """True if a device's pool served more than next to nothing."""
+        """True if the report of any device has work, see `Report.has_work`."""
         return any(Report(values).has_work for values in self.values["devices"].values())
 
     @property

@@ -75,7 +75,7 @@ class RecordingSchedule:
             self._fruitless = 0
 
     def miss_rate(self, now: AllocationCounts) -> float:
-        """Return the share of misses since recording began, ended or got another plan."""
+        """Return the share of misses since recording last began or ended, or since the latest plan."""
         return (now.misses - self._since.misses) / max(now.allocations - self._since.allocations, 1)
 
     def pause_settled(self, now: AllocationCounts, *, improvable: bool = False) -> None:

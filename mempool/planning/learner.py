@@ -76,7 +76,7 @@ class Learner:
         self._timed_plans = 0  # plans made when iterations with and without them were compared last
 
     def require_step_marks(self, until: int) -> None:
-        """Expect marks before so many allocations: a repetition until then is a part of an iteration."""
+        """Expect a mark within `until` allocations; a repetition before it is a part of an iteration."""
         self._unmarked_until = max(self._unmarked_until, until)
 
     def begin(self, loaded: SavedPlans | None = None) -> None:

@@ -183,8 +183,6 @@ def _read_stored(file: str | Path | BinaryIO, path: str | Path) -> _StoredPlan:
         check(plan, buffers)
     if not len(buffers):
         raise PlanError(f"{path}: a plan of nothing")
-    if plan.arenas:
-        raise PlanError(f"{path}: a plan for {len(plan.arenas)} arenas, and a pool has one")
     if buffers.period is None or "sequence" not in columns or plan.offset is None:
         raise PlanError(
             f"{path}: not a plan of one iteration, which is what a pool replays: the trace that it was made "

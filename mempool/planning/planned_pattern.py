@@ -376,7 +376,7 @@ class Search:
         return self._searched(buffers, OPTIONS.pool_nodes, OPTIONS.close_enough)
 
     def alone(self, buffers: Buffers) -> Plan:
-        """Search without pinned ranges, for longer if the search is patient and the problem hard."""
+        """Search briefly, then longer if the search is patient and the problem hard."""
         plan = self.briefly(buffers)
         if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
             longer = self._searched(buffers, OPTIONS.hard_nodes, OPTIONS.good)
@@ -389,7 +389,7 @@ class Search:
         from solvers.packing.streams import solve_streams
 
         stop = Stop(nodes=nodes, interrupt=self.interrupt)
-        how: dict[str, Any] = {"seed": self.seed, "solver": "search"}
+        how: dict[str, Any] = {"seed": self.seed}
         return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
 
 

@@ -57,7 +57,7 @@ class ArenaNeighbors:
         self._collisions, self._layouts = self.slot_collisions(), self.other_layouts()
 
     def assume_stale(self) -> None:
-        """Note that loaded plans may avoid other clients of an earlier process, which can be gone here."""
+        """Assume that loaded plans avoid clients of an earlier process, which this process need not have."""
         self._layouts = _NEVER_SEEN
 
     def allow_overlap(self) -> None:

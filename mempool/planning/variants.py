@@ -253,7 +253,7 @@ def _packed(
     if offset is not None:
         offset = np.concatenate([offset, everything.offset[len(offset) :]])
         arena = int((offset + everything.size)[offset >= 0].max(initial=0))
-        best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "search", 0, 0.0, "finished")
+        best = Plan(offset[:, None], arena, min(bound, arena), Status.FEASIBLE, "auto", 0, 0.0, "finished")
         if (
             arena <= OPTIONS.good * bound
             or len(everything) + len(everything.gap_buffer) > OPTIONS.joint_search_pieces

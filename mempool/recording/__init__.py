@@ -1,1 +1,1 @@
-"""Recorders: memory events of pools, of arrays of NumPy and CuPy, and of PyTorch operations, as traces."""
+"""Recorders, which write the memory events of pools and of PyTorch's operations as traces."""

@@ -358,7 +358,7 @@ class Rehearsal:
             self._recording = True
 
     def _note_settings(self) -> None:
-        """Note settings of PyTorch's allocator by which the program replaces those of the job."""
+        """Note if the program has replaced the settings that select the job's allocator."""
         wanted = PYTORCH_SETTINGS.get(self.job.allocator)
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             setting = os.environ.get(name, "")

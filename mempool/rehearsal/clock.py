@@ -47,7 +47,7 @@ REACHED = Reached()
 
 
 def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
-    """Let work on the stand-in take time from now on; PyTorch is imported.
+    """Let work on the stand-in take time from now on; call this after the import of PyTorch.
 
     Raises:
         UsageError: no C++ compiler is installed, or the stand-in is not loaded.

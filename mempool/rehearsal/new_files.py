@@ -1,4 +1,4 @@
-"""New files and folders of the rehearsal before a run, which would be in the way of the run.
+"""Redirection of the new files of a rehearsal that comes before a run, so that the run finds none of them.
 
 Files below the program's folder go to the rehearsal's folder. They are not written in their place and removed
 later, because another process may write to them meanwhile. A folder is made in its place, because code of

@@ -70,8 +70,8 @@ class Machine:
         return ",".join(f"{key}={value}" for key, value in values.items())
 
 
-class Stage:
-    """The libraries of the stand-in for the installed PyTorch, in a folder that lives as long as the stage.
+class StandInRunner:
+    """The libraries of the stand-in for the installed PyTorch, in a folder that lives as long as the runner.
 
     Attributes:
         installation: the installed PyTorch.
@@ -176,11 +176,11 @@ def _outcome(job: Job, code: int) -> Outcome:
 
 
 @contextlib.contextmanager
-def open_stage() -> Iterator[Stage]:
-    """Yield a stage, whose folder is removed afterwards.
+def open_runner() -> Iterator[StandInRunner]:
+    """Yield a runner, whose folder is removed afterwards.
 
     Raises:
-        UsageError: see `Stage`.
+        UsageError: see `StandInRunner`.
     """
     with tempfile.TemporaryDirectory(prefix="mempool-rehearsal-") as folder:
-        yield Stage(Path(folder))
+        yield StandInRunner(Path(folder))

@@ -6,7 +6,6 @@ The import only defines names; Bokeh is imported when a figure is drawn.
 from mempool.show.figure import Figure, figure
 from mempool.show.perfetto import write_perfetto
 from mempool.show.scene import Scene, scene_of
-from mempool.show.swaps import swap_scene
 from mempool.show.timeline import Timeline
 from mempool.show.view import Segments, View
 
@@ -18,6 +17,5 @@ __all__ = [
     "View",
     "figure",
     "scene_of",
-    "swap_scene",
     "write_perfetto",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mempool.show.packed_columns import MOST_NAMES, Packer, clean, ids_of, named, pools, stacks
-from mempool.show.thinning import density_of_small_pieces, kept_extremes, load_of
+from mempool.show.thinning import density_of_small_pieces, load_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,10 +97,6 @@ def _timeline(packer: Packer, timeline: Timeline, keep: NDArray[np.int64], *, fr
         "load": _load(packer, timeline),
         "small": _small(packer, timeline, keep),
         "clock": None,
-        "ticks": timeline.ticks,
-        "at": None if timeline.at is None else named(packer, timeline.at, timeline.names),
-        "before": None if timeline.before is None else _curve(packer, *timeline.before),
-        "note": timeline.note,
         "since": timeline.since,
         "cut": timeline.cut,
         "still": timeline.still,
@@ -134,11 +130,6 @@ def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[
     some = replace(timeline, owner=timeline.owner[left], start=timeline.start[left], end=timeline.end[left])
     times, loads, _ = load_of(some)
     return {"time": packer.column(times, delta=True), "bytes": packer.column(loads)}
-
-
-def _curve(packer: Packer, times: NDArray[np.int64], loads: NDArray[np.int64]) -> dict[str, Any]:
-    keep = kept_extremes(times, loads)
-    return {"time": packer.column(times[keep], delta=True), "bytes": packer.column(loads[keep])}
 
 
 def _notes(packer: Packer, timeline: Timeline, *, frames: bool) -> dict[str, Any]:
@@ -189,9 +180,6 @@ def _view(packer: Packer, timeline: Timeline, view: View, keep: NDArray[np.int64
             name: packer.column(getattr(segments, name)[some]) for name in ("address", "size", "start", "end")
         },
         "rest": _rest(packer, timeline, view, keep),
-        "moved": None
-        if view.moved is None
-        else {one.name: packer.column(getattr(view.moved, one.name)) for one in fields(view.moved)},
     }
 
 

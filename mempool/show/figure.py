@@ -34,7 +34,6 @@ _SCRIPTS = (
     "colours.js",
     "raster.js",
     "stack.js",
-    "moves.js",
     "notes.js",
     "tooltip.js",
     "viewport.js",
@@ -215,12 +214,10 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     from bokeh.models import ColumnDataSource, LabelSet, Span
 
     curve = ColumnDataSource({"time": [], "bytes": []})
-    before = ColumnDataSource({"time": [], "bytes": []})
     reserved = ColumnDataSource({"time": [], "bytes": []})
     peak = ColumnDataSource({"time": [], "bytes": [], "text": [], "align": [], "beside": []})
     plot.varea(x="time", y1=0, y2="bytes", source=curve, fill_color="#56b4e9", fill_alpha=0.5)
     plot.line("time", "bytes", source=curve, line_color="#0072b2")
-    plot.line("time", "bytes", source=before, line_color="#888888", line_width=1.5)
     plot.line("time", "bytes", source=reserved, line_color="#d55e00", line_dash="dashed", line_width=1.5)
     plot.scatter("time", "bytes", source=peak, marker="inverted_triangle", size=11, color="#d55e00")
     label = LabelSet(
@@ -232,7 +229,6 @@ def _draw_load(plot: Any) -> dict[str, Any]:
     plot.add_layout(moment)
     return {
         "curve": curve,
-        "before": before,
         "reserved": reserved,
         "peak": peak,
         "peak_label": label,
@@ -257,7 +253,7 @@ def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
     outline = plot.patch("time", "bytes", source=chosen, fill_alpha=0, line_width=3)
     moment = Span(dimension="height", line_color="#d55e00", line_dash="dotted", location=0)
     plot.add_layout(moment)
-    return _draw_moves(plot) | {
+    return {
         "segments": segments,
         "picture": picture,
         "large": large,
@@ -266,25 +262,6 @@ def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
         "ceiling": ceiling,
         "moment_below": moment,
     }
-
-
-def _draw_moves(plot: Any) -> dict[str, Any]:
-    from bokeh.models import ColumnDataSource
-
-    empty: dict[str, list[int]] = {"left": [], "right": [], "bottom": [], "top": [], "row": []}
-    absent = ColumnDataSource(dict(empty))
-    copies = ColumnDataSource({**empty, "colour": [], "slant": []})
-    marks = ColumnDataSource({"time": [], "address": [], "colour": [], "angle": []})
-    plot.quad(source=absent, fill_alpha=0, line_color="#22262a", line_dash="dashed", line_width=1)
-    plot.quad(
-        source=copies, fill_color="#ffffff", fill_alpha=0.45, line_color="colour", line_width=1,
-        hatch_pattern="slant", hatch_color="colour", hatch_alpha=0.9,
-    )  # fmt: skip
-    plot.scatter(
-        "time", "address", source=marks, marker="triangle", angle="angle", size=9, color="colour",
-        line_color="#ffffff", line_width=0.5,
-    )  # fmt: skip
-    return {"absent": absent, "copies": copies, "marks": marks}
 
 
 #: Scripts of the page around the figure, in order of dependency.

@@ -49,11 +49,6 @@ class Timeline:
         persistent: number and bytes of the buffers that are alive across iterations, which are not drawn.
         clock: int64[2, k], logical times and the host's clock in ns at these times; None without a clock.
         period: events of one iteration, or None.
-        ticks: unit of logical time; None for events, or for allocations with a period.
-        at: int64[k], index into ``names`` of the operation at each time, repeated cyclically; None where
-            unknown.
-        before: int64[2, k], times and another load from each until the next, for comparison; or None.
-        note: one more fact, a few words.
         since: the first time; buffers from before the recording begin then.
         cut: true if buffers that begin at ``since`` may be from before the recording.
         still: true if no history is known, only the state at the end, so that time has one moment.
@@ -79,10 +74,6 @@ class Timeline:
     persistent: tuple[int, int] = (0, 0)
     clock: NDArray[np.int64] | None = None
     period: int | None = None
-    ticks: str | None = None
-    at: NDArray[np.int64] | None = None
-    before: NDArray[np.int64] | None = None
-    note: str = ""
     since: int = 0
     cut: bool = False
     still: bool = False

@@ -36,33 +36,6 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
-    """The q absences of a timeline's buffers, one row per visible turn, sorted by ``gone``; int64 columns.
-
-    Attributes:
-        row: the buffer.
-        size: bytes.
-        out: begin of the copy to the host.
-        gone: time from which other buffers may use the memory.
-        back: time from which the buffer has memory again, into which the contents are copied.
-        use: time of the next use.
-        left: drawn address before the absence; the later address if that piece is not visible.
-        found: drawn address after the absence; the earlier address if that piece is not visible.
-        copied: 0 if the host still had the contents, so that nothing is copied out.
-    """
-
-    row: NDArray[np.int64]
-    size: NDArray[np.int64]
-    out: NDArray[np.int64]
-    gone: NDArray[np.int64]
-    back: NDArray[np.int64]
-    use: NDArray[np.int64]
-    left: NDArray[np.int64]
-    found: NDArray[np.int64]
-    copied: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
 class View:
     """Addresses for the pieces of a timeline.
 
@@ -76,7 +49,6 @@ class View:
         reserved_bytes: arena of a plan; 0 if the segments give the reserved bytes.
         segments: segments with drawn addresses.
         offsets: true if addresses are offsets into an arena.
-        moved: absences of buffers that come back; None without any.
     """
 
     title: str
@@ -87,7 +59,6 @@ class View:
     reserved_bytes: int
     segments: Segments
     offsets: bool
-    moved: Moved | None = None
 
 
 _NONE = np.zeros(0, np.int64)
@@ -121,7 +92,7 @@ def recorded_view(
 
 
 def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
-    """Return a view of a plan's offsets, with several arenas stacked.
+    """Return a view of a plan's offsets.
 
     Args:
         title: as in `View`.
@@ -131,17 +102,8 @@ def plan_view(title: str, at: int, timeline: Timeline, plan: Plan) -> View:
     """
     assert plan.offset is not None
     offset = plan.offset[timeline.owner, timeline.iteration % plan.columns]
-    if not plan.arenas:
-        whole = np.zeros((2, 1), np.int64)
-        return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
-    from solvers.packing.plan import stride_of
-
-    stride = stride_of(plan.arenas)
-    ends = np.cumsum(plan.arenas)
-    regions = np.stack([np.append(0, ends[:-1]), np.arange(len(plan.arenas)) * stride])
-    drawn = np.where(offset >= 0, _drawn(offset, regions), -1)
-    top = int(ends[-1])
-    return View(title, at, drawn, regions, top, plan.arena_bytes, NO_SEGMENTS, offsets=True)
+    whole = np.zeros((2, 1), np.int64)
+    return View(title, at, offset, whole, plan.arena_bytes, plan.arena_bytes, NO_SEGMENTS, offsets=True)
 
 
 def segments_of(columns: Any, *, since: int, end: int) -> Segments:

@@ -331,20 +331,6 @@ void bind_placement(nb::module_& m) {
         "jobs"_a, "order"_a, "goal"_a, "cancel"_a,
         "Return offsets by maximum load first for an arena of `goal` bytes, no offsets if cancelled; `order` is the "
         "order of the jobs with gaps.");
-
-  m.def("pack_below",
-        [](const Jobs& jobs, const In<int32_t>& order, int64_t ceiling, int64_t goal, double noise, uint64_t seed,
-           const packing::Cancel& cancel) {
-          const auto checked = order_of(jobs, order);
-          return array_without_gil([&] {
-            packing::Random random(seed);
-            return packing::pack_below(jobs, checked, ceiling, goal, noise, random, cancel);
-          });
-        },
-        "jobs"_a, "order"_a, "ceiling"_a, "goal"_a, "noise"_a, "seed"_a, "cancel"_a,
-        "Return offsets by maximum load first of the jobs that fit below `ceiling`, -1 for the others; no offsets if "
-        "cancelled. All jobs together should fit `goal` bytes; `noise` is the largest fraction of the goal by which "
-        "loads are randomly overestimated.");
 }
 
 }  // namespace

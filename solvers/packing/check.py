@@ -10,7 +10,7 @@ import numpy as np
 
 from solvers.errors import PlanError
 from traces.buffers import Buffers
-from traces.columns import distinct, numbered
+from traces.columns import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,38 +128,17 @@ def _shape(plan: Plan, buffers: Buffers) -> NDArray[np.int64]:
 def _each(plan: Plan, buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     at, size = offset[rows], buffers.size[rows, None]
     fixed = buffers.offset[rows, None]
-    low, most, ends = _arenas(plan, at)
     for wrong, fault in (
         (at < 0, "has a negative offset"),
-        (at - low > most - size, ends),
-        ((at - low) & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
+        (at > plan.arena_bytes - size, f"ends beyond the arena of {plan.arena_bytes} bytes"),
+        (at & (buffers.alignment[rows, None] - 1) != 0, "is not aligned"),
         ((fixed >= 0) & (at != fixed), "is not at its fixed offset"),
     ):
         if wrong.any():
             row, column = rows[wrong.any(axis=1).argmax()], wrong.any(axis=0).argmax()
             raise PlanError(f"{_name(buffers, row)} at {offset[row, column]} {fault}")
-    tops = dict[int, int]()  # highest end in each arena, keyed by the arena's first address
-    for begin in distinct(low).tolist():
-        tops[begin] = int((at - low + size)[low == begin].max())
-    if sum(tops.values()) > plan.arena_bytes:
-        raise PlanError(f"the arenas take {sum(tops.values())} bytes together, not {plan.arena_bytes}")
     if (offset[buffers.persistent] != -1).any():
         raise PlanError("a persistent buffer has an offset")
-
-
-def _arenas(plan: Plan, at: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Return start and capacity of each offset's arena, and the error text for a buffer outside."""
-    if not plan.arenas:
-        most = np.full_like(at, plan.arena_bytes)
-        return np.zeros_like(at), most, f"ends beyond the arena of {plan.arena_bytes} bytes"
-    stride = 1  # stride between arenas: the smallest power of two larger than every capacity
-    while stride <= max(plan.arenas):
-        stride *= 2
-    arena = at // stride
-    most = np.zeros_like(at)  # 0 for offsets that lie in no arena
-    for k, bytes_ in enumerate(plan.arenas):
-        most[arena == k] = bytes_
-    return arena * stride, most, f"lies within none of the arenas of {', '.join(map(str, plan.arenas))} bytes"
 
 
 def _claims(plan: Plan) -> None:

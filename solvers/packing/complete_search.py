@@ -59,20 +59,10 @@ def can_search_pairs(jobs: Jobs) -> bool:
     return len(jobs) <= most and can_repair(jobs)
 
 
-def search_in_turns(task: Task, nodes: int | None = None) -> None:
-    """Improve the task's offsets until the bound, a proof or a limit is reached.
-
-    First and best fit run after the first turn, because the first turn is often the last one and is shorter.
-
-    Args:
-        task: the task to pack; must have offsets.
-        nodes: also stop after about this many nodes; `Task.stopped_by` then stays empty.
-    """
-    TurnSearch(task).run(nodes)
-
-
 class TurnSearch:
     """Searches of one task in turns: complete searches, repairs and heuristics.
+
+    First and best fit run after the first turn, because the first turn is often the last one and is shorter.
 
     Args:
         task: the task to pack; must have offsets.
@@ -87,9 +77,8 @@ class TurnSearch:
         self._window_repair: _core.WindowRepair | None = None
         self._peak_outward: PeakOutward | None = None
 
-    def run(self, nodes: int | None = None) -> None:
-        """Search until the bound, a proof, a limit or about `nodes` more nodes are reached."""
-        until = None if nodes is None else self._task.budget.nodes + nodes
+    def run(self) -> None:
+        """Search until the bound, a proof or a limit is reached."""
         turns = self._turns()
         if not turns:
             self._task.stopped_by = "finished"
@@ -101,7 +90,7 @@ class TurnSearch:
             if self._task.done() or not run_fits(self._task):
                 return
             self._share(late)
-            self._in_turn(turns, until)
+            self._in_turn(turns)
         finally:
             end_portfolio(self._task, wait=not early)
 
@@ -129,13 +118,11 @@ class TurnSearch:
             return repair_and_search
         return repair_and_pair if self._pairs in turns else repair
 
-    def _in_turn(self, turns: list[Callable[[int], None]], until: int | None) -> None:
+    def _in_turn(self, turns: list[Callable[[int], None]]) -> None:
         budget = OPTIONS.first_turn
         medium = OPTIONS.few < len(self._task.jobs) <= OPTIONS.many
         while not self._task.done():
             for turn in turns:
-                if until is not None and self._task.budget.nodes >= until:
-                    return
                 long = medium and turn in (self._target, self._halfway)
                 turn(budget * OPTIONS.long_search if long else budget)
                 if self._task.stopped_by:

@@ -21,8 +21,6 @@ class SearchOptions:
     calling_thread: int = 20_000
     #: Seconds between two checks of the limits while a kernel runs on the worker thread.
     worker_pause: float = 0.01
-    #: Seconds between two checks of the limits while OR-Tools is imported or solves.
-    exact_pause: float = 0.02
     #: Shortest time in seconds between two progress reports.
     report_pause: float = 0.1
     #: Work units of one turn of repair or of a complete search on a portfolio thread.
@@ -81,7 +79,7 @@ class SearchOptions:
     skyline_search_work: int = 4_000
     #: Work units per job with which local repair treats some places.
     local_repair_work: int = 200
-    #: Largest number of jobs that a complete search soon exhausts, and that "auto" gives to the exact solver.
+    #: Largest number of jobs that a complete search soon exhausts.
     few: int = 60
     #: Largest number of jobs for the pairwise search where the skyline search takes none, as with gaps.
     pairwise: int = 300
@@ -102,27 +100,6 @@ class SearchOptions:
     padded_instants: int = 256
     #: Steps of the stack bound: some ten milliseconds.
     stack_steps: int = 4_000_000
-    #: Work units that the searches of "auto" spend before the exact solver.
-    work_before_exact: int = 2_000_000_000
-    #: Nodes of the budget per deterministic second of CP-SAT, which stops at the same point on every machine.
-    exact_nodes_per_second: int = 10_000_000
-    #: The same when "auto" calls the exact solver.
-    auto_exact_nodes_per_second: int = 100_000_000
-    #: Largest number of jobs for CP-SAT; with more, the model takes gigabytes and the search finds nothing.
-    exact_jobs: int = 20_000
-
-    # -- several arenas --
-
-    #: Work units per job charged for filling an arena; as much as local repair charges for the same work.
-    filling_work: int = 500
-    #: Attempts to fill the arenas in each order before the solver takes over.
-    fillings: int = 8
-    #: Largest fraction of the load by which loads are randomly overestimated in later attempts.
-    filling_noise: float = 0.03
-    #: Largest number of nodes to search for the last arena in the first attempt, halved in each later one.
-    last_arena_nodes: int = 20_000_000
-    #: Divisor of the remaining node budget for this search.
-    last_arena_share: int = 8
 
     # -- columns of buffers that outlive an iteration --
 

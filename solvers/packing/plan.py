@@ -13,7 +13,7 @@ from solvers.errors import PlanError
 from solvers.packing.bounds import peak_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Node budget of a solver when the caller sets no limit of any kind; a fraction of a second.
 DEFAULT_NODES = 300_000_000
-#: Largest number of arenas, and largest number of addresses that all arenas together may span.
-MOST_ARENAS, MOST_ADDRESSES = 256, 2**60
 
 
 class Status(enum.StrEnum):
@@ -77,10 +75,8 @@ class Plan:
     Attributes:
         offset: int64[n, U], bytes from the start of the arena, read-only; None if there is no plan. U is the
             number of iterations after which addresses repeat: 1 unless a buffer lives longer than the period.
-            The instance allocated in iteration i uses column ``i % U``. -1 for persistent buffers. With
-            several arenas, offsets are addresses in one space that holds all arenas: see `in_arenas`.
-        arena_bytes: size of the arena; 0 if there is no plan. With several arenas, the sum over the arenas of
-            the bytes up to the end of the topmost buffer.
+            The instance allocated in iteration i uses column ``i % U``. -1 for persistent buffers.
+        arena_bytes: size of the arena; 0 if there is no plan.
         lower_bound_bytes: lower bound on the arena, valid for the plan's number of columns and for all others
             tried.
         status: see `Status`.
@@ -91,8 +87,7 @@ class Plan:
             "finished" (nothing left to try); "" in plans given to ``on_improvement``.
         period: period of the buffers, or None.
         reason: one line that says why there is no plan; empty if there is one.
-        nodes: work of the solve, as in `Stop`; the work of OR-Tools is not counted.
-        arenas: capacities in bytes of several arenas; () for a single arena.
+        nodes: work of the solve, as in `Stop`.
 
     Raises:
         PlanError: impossible sizes, or offsets of a wrong shape.
@@ -109,14 +104,8 @@ class Plan:
     period: int | None = None
     reason: str = ""
     nodes: int = 0
-    arenas: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.arenas:
-            try:
-                check_arenas(self.arenas)
-            except ValueError as error:
-                raise PlanError(str(error)) from None
         for value in (self.arena_bytes, self.lower_bound_bytes):
             if not 0 <= value < 2**63:
                 raise PlanError(f"an arena or a bound of {value} bytes")
@@ -143,25 +132,8 @@ class Plan:
         peak = load if isinstance(load, int) else peak_load(load)
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
 
-    def in_arenas(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return each instance's arena, int16[n, U], and offset within this arena in bytes, int64[n, U].
-
-        Arena k begins at the offset ``k * stride_of(arenas)``. Both values are -1 for persistent buffers.
-
-        Raises:
-            PlanError: the plan has no offsets.
-        """
-        if self.offset is None:
-            raise PlanError("a plan without offsets has nothing in its arenas")
-        stride = stride_of(self.arenas) if self.arenas else 2**63 - 1
-        arena = np.clip(self.offset // stride, -1, max(len(self.arenas) - 1, 0))
-        local = np.where(self.offset < 0, -1, self.offset - arena * stride)
-        return arena.astype(np.int16), local
-
     def keep(self, buffers: Buffers) -> Buffers:
         """Return the buffers with offsets fixed to this plan, so that a later solve keeps them in place.
-
-        With several arenas, the later solve must have the same arena capacities.
 
         Args:
             buffers: the buffers of this plan, or the first of them.
@@ -183,25 +155,3 @@ def gap_of(arena_bytes: int, lower_bound_bytes: int) -> float:
     if arena_bytes <= lower_bound_bytes:
         return 0.0
     return arena_bytes / lower_bound_bytes - 1 if lower_bound_bytes else float("inf")
-
-
-def stride_of(arenas: Sequence[int]) -> int:
-    """Return the distance between the starts of two arenas: the least power of two above all capacities."""
-    return 1 << max(arenas).bit_length()
-
-
-def check_arenas(arenas: Sequence[int]) -> None:
-    """Check the capacities of several arenas.
-
-    Raises:
-        ValueError: no capacities or more than `MOST_ARENAS`, a capacity below 1, or more than
-            `MOST_ADDRESSES` addresses in all.
-    """
-    if not 1 <= len(arenas) <= MOST_ARENAS:
-        raise ValueError(f"{len(arenas)} arenas are not 1 to {MOST_ARENAS}")
-    if min(arenas) < 1:
-        raise ValueError(f"an arena of {min(arenas)} bytes holds nothing")
-    if len(arenas) * stride_of(arenas) > MOST_ADDRESSES:
-        raise ValueError(
-            f"{len(arenas)} arenas of up to {max(arenas)} bytes are more than there are addresses"
-        )

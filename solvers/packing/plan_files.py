@@ -2,8 +2,7 @@
 
 The columns are those of `Buffers`, with the fixed offset as ``fixed`` and the gaps as the lists ``gap_start``
 and ``gap_end``; ``offset`` lists the plan's offsets, one for each of U iterations. The plan's scalars are in
-the schema metadata, under keys that begin with ``plan.``. A plan for several arenas has file version 2,
-because the offsets have a different meaning, and stores the capacities as ``plan.arenas``.
+the schema metadata, under keys that begin with ``plan.``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from solvers.errors import PlanError
-from solvers.packing.plan import MOST_ARENAS, Plan, Status
+from solvers.packing.plan import Plan, Status
 from solvers.packing.solve import MOST_INSTANCES
 from traces.buffers import Buffers
 from traces.errors import TraceError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 T = TypeVar("T")
-VERSION, VERSION_OF_SEVERAL_ARENAS = "1", "2"
+VERSION = "1"
 #: Largest number of buffers that `read_plan` accepts: a small file can claim any number of equal rows.
 MAX_BUFFERS = 1 << 24
 _NUMBERS = ("start", "end", "size", "alignment", "group", "stream")
@@ -69,8 +68,7 @@ def write_plan(
 
     if plan.offset is None or len(plan.offset) != len(buffers):
         raise PlanError("there are no offsets to write, or not for these buffers")
-    version = VERSION_OF_SEVERAL_ARENAS if plan.arenas else VERSION
-    metadata = {KIND_KEY: "plan", VERSION_KEY: version, **_scalars(plan)}
+    metadata = {KIND_KEY: "plan", VERSION_KEY: VERSION, **_scalars(plan)}
     metadata |= {_EXTRA + key: value for key, value in (extra or {}).items()}
     metadata |= {_ARRAY + key: _text_of(key, value) for key, value in (extra_columns or {}).items()}
     table = _table(plan.offset, buffers).replace_schema_metadata(metadata)
@@ -107,7 +105,6 @@ def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
             values.get("stopped_by", ""),
             period,
             nodes=_number({"nodes": "0"} | values, "nodes", int),
-            arenas=_arenas(metadata),
         )
         return plan, buffers, {k.removeprefix(_EXTRA): v for k, v in metadata.items() if k.startswith(_EXTRA)}
 
@@ -140,8 +137,6 @@ def _scalars(plan: Plan) -> dict[str, str]:
         "stopped_by": plan.stopped_by,
         "period": "" if plan.period is None else plan.period,
     }
-    if plan.arenas:
-        values["arenas"] = " ".join(map(str, plan.arenas))
     return {_PLAN + key: str(value) for key, value in values.items()}
 
 
@@ -188,8 +183,7 @@ def _opened(path: StrPath | BinaryIO) -> Iterator[tuple[Any, dict[str, str]]]:
         try:
             file = pq.ParquetFile(raw)
             metadata = string_metadata(file.schema_arrow, named)
-            several = metadata.get(VERSION_KEY) == VERSION_OF_SEVERAL_ARENAS
-            expect(metadata, "plan", VERSION_OF_SEVERAL_ARENAS if several else VERSION, named)
+            expect(metadata, "plan", VERSION, named)
             yield file, metadata
         except TraceError as error:
             raise error if named is None else error.within(named) from None
@@ -262,19 +256,6 @@ def _offsets(table: Any) -> NDArray[np.int64]:
     if (counts != columns).any() or not 1 <= columns <= MOST_INSTANCES:
         raise PlanError(f"buffers have {counts.min()} to {counts.max()} offsets")
     return values.reshape(-1, columns)
-
-
-def _arenas(metadata: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the capacities of several arenas; () for a single arena."""
-    if metadata[VERSION_KEY] == VERSION:
-        return ()
-    text = metadata.get(_PLAN + "arenas", "missing")
-    try:
-        if len(text) > 20 * MOST_ARENAS:
-            raise ValueError
-        return tuple(int(number) for number in text.split(" "))
-    except ValueError:
-        raise PlanError(f"its arenas are {text[:40]!r}") from None
 
 
 def _number(values: Mapping[str, str], key: str, parse: Callable[[str], T]) -> T:

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers import _core
-from solvers.packing import exact
-from solvers.packing.complete_search import search_in_turns
+from solvers.packing.complete_search import TurnSearch
 from solvers.packing.greedy import greedy, orders, run_fit, run_in_order, run_skylines
 from solvers.packing.options import OPTIONS
 from solvers.packing.task import Task
@@ -108,17 +107,9 @@ BASELINES: Mapping[str, Solver] = types.MappingProxyType(
 
 
 def auto(task: Task) -> None:
-    """Run heuristics, bounds and searches, then the exact solver, if installed, on few jobs."""
-    try_exact = len(task.jobs) <= OPTIONS.few and exact.available()
-    search(task, OPTIONS.work_before_exact if try_exact else None)
-    if try_exact and task.stopped_by in ("", "finished", "nodes", "time"):
-        exact.prove(task, OPTIONS.auto_exact_nodes_per_second)
-
-
-def search(task: Task, nodes: int | None = None) -> None:
-    """Run the skyline heuristics, then better bounds, then the searches in turn for about `nodes` nodes."""
+    """Run the skyline heuristics, then better bounds, then the searches in turn."""
     if run_skylines(task) and not _bounded(task):
-        search_in_turns(task, nodes)
+        TurnSearch(task).run()
 
 
 def _bounded(task: Task) -> bool:
@@ -133,9 +124,7 @@ def _bounded(task: Task) -> bool:
 SOLVERS: Mapping[str, Solver] = types.MappingProxyType(
     {
         "auto": auto,
-        "search": search,
         "greedy": greedy,
-        "exact": exact.exact,
         **BASELINES,
     }
 )

@@ -132,5 +132,8 @@ def _arena(plan: Plan) -> tuple[bool, int]:
 
 
 def _rank(plan: Plan) -> tuple[bool, int, bool]:
-    """Return a sort key, smaller is better; infeasible is last: other numbers may be feasible."""
+    """Return a sort key by which the best plan is first.
+
+    A proof that one number of columns is infeasible ranks last, because other numbers may be feasible.
+    """
     return *_arena(plan), plan.status is Status.INFEASIBLE

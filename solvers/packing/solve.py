@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers._core import fixed_conflict, write_offsets
-from solvers.packing.arenas import WITH_ARENAS, Arenas, arenas_of, fill_arenas, least_load
 from solvers.packing.bounds import Pieces, at, bound_of, pieces_of
 from solvers.packing.greedy import run_heuristics
 from solvers.packing.jobs import Jobs, jobs_of
@@ -17,12 +16,12 @@ from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Plan, Status, Stop
 from solvers.packing.portfolio import cores
 from solvers.packing.progress import Budget, Progress, ProgressTotal
-from solvers.packing.registry import SOLVERS, search
+from solvers.packing.registry import SOLVERS, auto
 from solvers.packing.rotation import Attempts, columns_to_try
 from solvers.packing.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 #: refused.
 MOST_INSTANCES = 64
 #: Solvers that try several numbers of columns.
-ROTATING = ("auto", "search", "greedy")
+ROTATING = ("auto", "greedy")
 
 
 def solve(
     buffers: Buffers,
     *,
-    capacity: int | Sequence[int] | None = None,
+    capacity: int | None = None,
     stop: Stop | None = None,
     seed: int = 0,
     solver: str = "auto",
@@ -56,13 +55,11 @@ def solve(
     Args:
         buffers: the buffers to place. Persistent buffers are left out (offset -1).
         capacity: bytes; the first plan that fits is accepted, and if none is found, the returned plan has no
-            offsets. Several capacities mean as many arenas: each buffer lies within one of them, and the
-            first arena is filled first, see `Plan.in_arenas`. Fixed offsets are then addresses in the common
-            space of all arenas.
+            offsets.
         stop: limits of the solve; the default is a node budget and no clock.
         seed: seed of the search.
-        solver: one of `SOLVERS`: "auto", "search" (auto without OR-Tools), "greedy" (search without the
-            complete searches), "exact", or a baseline such as "best_fit".
+        solver: one of `SOLVERS`: "auto", "greedy" (auto without the complete searches), or a baseline such as
+            "best_fit".
         columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
             default a few numbers are tried if a buffer outlives its iteration.
         threads: number of threads that search at once; by default one with a node limit, and one per core
@@ -73,9 +70,7 @@ def solve(
 
     Raises:
         ValueError: unknown solver, too few columns or threads, a buffer alive over more than 64 periods,
-            sizes that sum to too many bytes; no capacities, one below 1 among several, or several capacities
-            for a solver that supports only one arena.
-        ModuleNotFoundError: "exact" without OR-Tools.
+            sizes that sum to too many bytes.
         KeyboardInterrupt: the user interrupted before any plan was found.
     """
     if solver not in SOLVERS:
@@ -86,10 +81,6 @@ def solve(
         raise ValueError(
             f"{columns} columns are fewer than the {buffers.max_instances} instances of a buffer"
         )
-    several = arenas_of(capacity)
-    if several and solver not in WITH_ARENAS:
-        raise ValueError(f"solver {solver!r} has one arena; for several there are {', '.join(WITH_ARENAS)}")
-    arenas = Arenas.for_buffers(several, buffers) if several else None
     stop = stop or Stop()
     if threads is None:
         threads = cores() if stop.node_budget is None else 1
@@ -98,11 +89,8 @@ def solve(
     tried = (
         [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
     )
-    if not (capacity is None or isinstance(capacity, int | np.integer)):
-        capacity = int(capacity[0]) if arenas is None else arenas.end
     pieces = pieces_of(buffers)
-    bound = bound_of(buffers, pieces) if arenas is None else least_load(buffers)
-    request = _Request(buffers, pieces, bound, capacity, arenas, seed, solver, threads)
+    request = _Request(buffers, pieces, bound_of(buffers, pieces), capacity, seed, solver, threads)
     return _solve_columns(request, tried, stop, on_improvement, ProgressTotal(on_progress))
 
 
@@ -114,7 +102,6 @@ class _Request:
     pieces: Pieces
     bound: int
     capacity: int | None
-    arenas: Arenas | None
     seed: int
     solver: str
     threads: int
@@ -132,7 +119,7 @@ def _solve_columns(
     enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
     report = total.callback(lambda attempt: bound if several else attempt)
-    proofs = several and request.solver in ("auto", "search") and few
+    proofs = several and request.solver == "auto" and few
     if proofs:
         tried = sorted(tried, key=lambda columns: _estimate_arena(request, columns, stop, total))
     attempts = Attempts(tried, stop, total, rounds=proofs)
@@ -170,7 +157,7 @@ def _estimate_arena(request: _Request, columns: int, stop: Stop, total: Progress
     )
     for rows in _groups(request.buffers, request.pieces):
         task = Task(jobs_of(request.buffers.select(rows).unrolled(columns)), Budget(Stop(nodes=nodes)))
-        search(task)
+        auto(task)
         arena += task.arena
         total.nodes += task.budget.nodes
     return arena
@@ -187,9 +174,9 @@ class _Solve:
         on_improvement: Callable[[Plan], None] | None,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        buffers, self._capacity, self._arenas = request.buffers, request.capacity, request.arenas
+        self._buffers = buffers = request.buffers
         self._request, self._pieces, self._bound = request, request.pieces, request.bound
-        self._buffers = buffers if self._arenas is None else self._arenas.within(buffers)
+        self._capacity = request.capacity
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._budget = Budget(stop, OPTIONS.assembly_seconds * len(buffers) * columns)
         self._target = max(stop.target_bytes or 0, self._capacity or 0)
@@ -222,8 +209,7 @@ class _Solve:
             stopped_by = stopped_by if task.stopped_by == "bound" else task.stopped_by
             if len(self._groups) == 1:
                 self._refuted = self._capacity is not None and task.lower_bound > self._capacity
-                if self._arenas is None:
-                    self._bound = task.lower_bound
+                self._bound = task.lower_bound
         return self._conclude(stopped_by)
 
     def _task(self, k: int, rows: NDArray[np.int64]) -> Task:
@@ -231,9 +217,7 @@ class _Solve:
         whole = len(self._groups) == 1 and columns == 1
         buffers = self._buffers if len(rows) == len(self._buffers) else self._buffers.select(rows)
         bound, pieces = (self._bound, self._pieces) if whole else (None, None)
-        taken = _taken(self._buffers, self._groups, k, self._offset, on_top=self._arenas is None)
-        if self._arenas is not None:
-            bound, taken = least_load(buffers), taken + self._arenas.walls
+        taken = _taken(self._buffers, self._groups, k, self._offset)
         jobs = jobs_of(buffers.unrolled(columns), bound, taken, pieces)
         last = k == len(self._groups) - 1
 
@@ -249,17 +233,13 @@ class _Solve:
 
     def _report(self, task: Task, on_progress: Callable[[Progress], None], k: int) -> None:
         """Report progress; the arena of all groups is known only when the last group has one."""
-        single, last = self._arenas is None, k == len(self._groups) - 1
-        arena = task.arena if task.offsets is not None and single and last else None
-        bound = task.lower_bound if single and len(self._groups) == 1 else self._bound
+        last = k == len(self._groups) - 1
+        arena = task.arena if task.offsets is not None and last else None
+        bound = task.lower_bound if len(self._groups) == 1 else self._bound
         on_progress(Progress(arena, bound, self._budget.nodes, self._budget.seconds))
 
     def _work(self, task: Task) -> None:
         try:
-            if self._arenas is not None:
-                fill_arenas(task, self._arenas)
-                if task.done(check_nodes=task.offsets is not None):
-                    return
             (run_heuristics if self._budget.interrupted else SOLVERS[self._request.solver])(task)
         except KeyboardInterrupt:
             if task.offsets is None:
@@ -281,19 +261,12 @@ class _Solve:
             if self._refuted:
                 return self._no_plan(Status.INFEASIBLE, "proof", self._too_small() or "a search found none")
             found = f"smallest arena found {self._arena} > capacity {self._capacity}"
-            if self._arenas is not None:
-                found = "nothing was found that lies within the arenas"
             return self._no_plan(Status.UNKNOWN, stopped_by, found)
-        if self._arenas is not None:
-            return self._plan(self._offset, self._arena, "target")
         if stopped_by in ("bound", "proof") and self._arena > self._bound:
             stopped_by = "finished"  # each group is optimal by itself, which proves nothing for all together
         return self._plan(self._offset, self._arena, stopped_by)
 
     def _plan(self, offset: NDArray[np.int64], arena: int, stopped_by: str) -> Plan:
-        if self._arenas is not None:
-            arena = self._arenas.used(self._buffers, offset)
-            stopped_by = "bound" if stopped_by and arena <= self._bound else stopped_by
         status = Status.OPTIMAL if arena <= self._bound else Status.FEASIBLE
         return self._make(offset, arena, status, stopped_by, "")
 
@@ -315,12 +288,9 @@ class _Solve:
             self._buffers.period,
             reason,
             self._budget.nodes,
-            () if self._arenas is None else self._arenas.capacities,
         )
 
     def _too_small(self) -> str:
-        if self._arenas is not None:
-            return self._arenas.infeasibility(self._buffers)
         if self._capacity is None or self._bound <= self._capacity:
             return ""
         return f"lower bound {self._bound} > capacity {self._capacity}"
@@ -344,18 +314,18 @@ def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
 
 
 def _taken(
-    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64], *, on_top: bool
+    buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64]
 ) -> list[tuple[int, int]]:
     """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed ones.
 
-    With ``on_top`` and no fixed offsets, the result is one range from 0 up to the topmost end.
+    Without fixed offsets, the result is one range from 0 up to the topmost end.
     """
     before = np.concatenate([np.zeros(0, np.int64), *groups[:k]])
     after = np.concatenate([np.zeros(0, np.int64), *groups[k + 1 :]])
     after = after[buffers.offset[after] >= 0]
     rows = np.concatenate([before, after])
     low, size = offset[rows].ravel(), np.repeat(buffers.size[rows], offset.shape[1])
-    if on_top and not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
+    if not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
         return [(0, int((low + size).max()))] if len(low) else []
     ranges: list[tuple[int, int]] = []
     for start, length in sorted(zip(low.tolist(), size.tolist(), strict=True)):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from solvers._core import count_waits
-from solvers.packing.arenas import arenas_of, least_load
 from solvers.packing.bounds import lower_bound, peak_load
 from solvers.packing.options import OPTIONS
 from solvers.packing.plan import Status, Stop
@@ -24,7 +23,7 @@ from solvers.packing.solve import solve
 from traces.columns import distinct, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from fractions import Fraction
 
     from solvers.packing.plan import Plan
@@ -68,7 +67,7 @@ def solve_streams(
     *,
     wait_bytes: int,
     stop: Stop | None = None,
-    capacity: int | Sequence[int] | None = None,
+    capacity: int | None = None,
     close_enough: float | Fraction | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **arguments: Any,
@@ -84,8 +83,8 @@ def solve_streams(
         wait_bytes: bytes that a plan must save for each wait in an iteration. 0: search for the smallest
             arena. `NEVER`: streams share no addresses.
         stop: when to stop; the node limit applies to each attempt. No further attempt is made at the target.
-        capacity: bytes of one or of several arenas; the first plan that fits is accepted, however many waits
-            the plan has, unless `wait_bytes` is `NEVER`.
+        capacity: bytes; the first plan that fits is accepted, however many waits the plan has, unless
+            `wait_bytes` is `NEVER`.
         close_enough: largest ratio of arena to lower bound at which the search for a smaller arena stops.
         on_progress: as for `solve`. The reported arena may come from an attempt with too many waits.
         arguments: the other arguments of `solve`.
@@ -114,7 +113,7 @@ class _Search:
         buffers: Buffers,
         wait_bytes: int,
         stop: Stop,
-        capacity: int | Sequence[int] | None,
+        capacity: int | None,
         close_enough: float | Fraction | None,
         on_progress: Callable[[Progress], None] | None,
         arguments: dict[str, Any],
@@ -122,11 +121,9 @@ class _Search:
         self._buffers, self._price, self._stop = buffers, wait_bytes, stop
         self._capacity, self._close_enough, self._arguments = capacity, close_enough, arguments
         self._total = ProgressTotal(on_progress)
-        several = arenas_of(capacity)
-        room = sum(several) if several else capacity if isinstance(capacity, int) else 0
-        self._enough = max(self._stop.target_bytes or 0, room)
+        self._enough = max(self._stop.target_bytes or 0, capacity or 0)
         self._budget = Budget(stop)
-        self._bound = least_load(buffers) if several else lower_bound(buffers)
+        self._bound = lower_bound(buffers)
         self._attempts = 0
         self._best: Plan | None = None
         self._cost = self._last_cost = math.inf

@@ -108,16 +108,15 @@ class Task:
 T = TypeVar("T")
 
 
-def run_aside(task: Task, work: Callable[[Cancel], T], *, wait_for_first: bool = True) -> T | None:
+def run_aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
     """Return the result of the work, or None if a limit was reached first (see `Task.stopped_by`).
 
-    By default, work for the first plan is stopped by Ctrl-C only. Abandoned work ends soon, at the latest
+    Work for the first plan is stopped by Ctrl-C only. Abandoned work ends soon, at the latest
     when Python exits and joins the thread.
 
     Args:
         task: the task whose limits apply.
         work: called with a cancellation flag; must release the GIL.
-        wait_for_first: ignore limits until the task has a plan.
 
     Raises:
         KeyboardInterrupt: the user interrupted the wait.
@@ -140,7 +139,7 @@ def run_aside(task: Task, work: Callable[[Cancel], T], *, wait_for_first: bool =
     threading.Thread(target=run, name="packing").start()
     try:
         while not ended.wait(OPTIONS.worker_pause):
-            if (task.offsets is not None or not wait_for_first) and task.done(check_nodes=False):
+            if task.offsets is not None and task.done(check_nodes=False):
                 cancel.cancel()
                 return None
     except BaseException:

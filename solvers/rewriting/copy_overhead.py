@@ -48,7 +48,7 @@ class CopyOverhead:
         return graph.with_columns(seconds=seconds)
 
     def overlapped(self, link: Link) -> Link:
-        """Return a link on which copies that the program makes itself take no time."""
+        """Return the same link without the time of synchronous copies, which the graph itself contains."""
         return OverlappedLink(
             **{f.name: getattr(link, f.name) for f in fields(Link)}, inline_bytes=self.inline_bytes
         )

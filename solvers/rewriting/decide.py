@@ -34,59 +34,19 @@ if TYPE_CHECKING:
 _TUNABLES = replace(OFFLOADS, move_bytes=0)
 
 
-def decide(
-    graph: Graph,
-    limit_bytes: int,
-    link: Link,
-    *,
-    outside_bytes: int = 0,
-    host_limit: int | None = None,
-    movable: NDArray[np.bool_] | None = None,
-    repeatable: NDArray[np.bool_] | None = None,
-) -> Decision:
-    """Return the shortest step found whose peak is within a limit.
+class Decider:
+    """Decides about one graph for any limits.
+
+    Decisions for a lower limit are remembered and considered for higher ones.
 
     Args:
         graph: the captured graph.
-        limit_bytes: limit of the device.
         link: the copy times.
         outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
         host_limit: most bytes that the host holds at one time.
         movable: bool[M], values that may be offloaded; by default all that can be.
         repeatable: bool[M], values that may be recomputed; by default all that can be.
-
-    Raises:
-        PlanError: no solution was found; names the least feasible limit and the operation that needs this
-            limit.
-    """
-    return Decider(
-        graph,
-        link,
-        outside_bytes=outside_bytes,
-        host_limit=host_limit,
-        movable=movable,
-        repeatable=repeatable,
-    ).decide(limit_bytes)
-
-
-def least_limit(
-    graph: Graph,
-    link: Link,
-    *,
-    outside_bytes: int = 0,
-    movable: NDArray[np.bool_] | None = None,
-    repeatable: NDArray[np.bool_] | None = None,
-) -> tuple[int, int]:
-    """Return the least limit that can be held at any cost in time, and the limiting operation."""
-    chooser = Decider(graph, link, outside_bytes=outside_bytes, movable=movable, repeatable=repeatable)
-    return chooser.least()
-
-
-class Decider:
-    """Decides about one graph for any limits; arguments as of `decide`.
-
-    ``overhead`` gives the seconds of the program itself for each copy, which no overlap can hide.
-    Decisions for a lower limit are remembered and considered for higher ones.
+        overhead: seconds of the program itself for each copy, which no overlap can hide.
     """
 
     def __init__(
@@ -158,8 +118,8 @@ class Decider:
         Raises:
             PlanError: the host is too small.
         """
-        plan = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
-        rewriting = Rewriting(plan.offloads(_everything(plan)))
+        converted = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
+        rewriting = Rewriting(converted.offloads(_everything(converted)))
         made = self._decision(0, rewriting, "everything", self._simulated(rewriting))
         if self.host_limit is not None and made.host_bytes > self.host_limit:
             raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
@@ -176,7 +136,7 @@ class Decider:
         if limit < least:
             return []
         few = len(self.graph) <= DEFAULTS.many_operations
-        sets = self._search.sets(limit, DEFAULTS.planned_sets if few else 1)
+        sets = self._search.sets(limit, DEFAULTS.scheduled_sets if few else 1)
         made = {
             chosen: self._planned(chosen, limit, tries=0)
             for chosen in dict.fromkeys([*sets, ()] if few else sets)
@@ -194,9 +154,9 @@ class Decider:
 
     def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
         """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
-        plan = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
+        converted = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         new_planner = partial(
-            OffloadPlanner, plan.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
+            OffloadPlanner, converted.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
         )
         planner = new_planner(tries=tries)
         if planner.floor()[0] > limit:  # count every small buffer, too
@@ -205,8 +165,8 @@ class Decider:
             held = planner.hold(limit)
             schedule, method = held.schedule, held.method
         except PlanError:
-            schedule, method = _everything(plan), "everything"
-        rewriting = Rewriting(plan.offloads(schedule), chosen)
+            schedule, method = _everything(converted), "everything"
+        rewriting = Rewriting(converted.offloads(schedule), chosen)
         method = f"{method}, {len(chosen)} recomputed" if chosen else method
         made = self._decision(limit, rewriting, method, self._simulated(rewriting))
         return self._with_early_offloads(made) if made.stall_seconds > 0 else made
@@ -257,9 +217,9 @@ class Decider:
         return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
 
 
-def _everything(plan: GraphStep) -> Schedule:
+def _everything(converted: GraphStep) -> Schedule:
     """Return the schedule in which every buffer is away while unused."""
-    a = absences_of(plan.step)
+    a = absences_of(converted.step)
     order = np.argsort(a.use, kind="stable")
     a = a.select(order)
     sources = np.zeros(len(a), np.bool_)

@@ -170,7 +170,7 @@ class RewritingTunables:
         segments: numbers of forward segments whose crossing values are kept free.
         many_operations: in larger graphs the least limit is searched at uniform prices alone, and only the
             best set is planned completely.
-        planned_sets: best sets for which the offload planner makes a complete plan.
+        scheduled_sets: best sets for which the offload planner makes a complete schedule.
         lower_limits: lower limits that are tried if the host is too small for a schedule of the limit.
         estimate_operations: an estimate groups the operations of larger steps, into about so many.
         estimate_least_bytes: smaller buffers stay on the device in an estimate, in bytes.
@@ -184,7 +184,7 @@ class RewritingTunables:
     price_levels: int = 8
     segments: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
     many_operations: int = 4000
-    planned_sets: int = 3
+    scheduled_sets: int = 3
     lower_limits: int = 8
     estimate_operations: int = 1024
     estimate_least_bytes: int = 64 << 10

@@ -1,7 +1,6 @@
 """Simulated allocators: addresses, memory held and driver calls of a trace under other allocators."""
 
-from solvers.simulators.judge import Judgement, judge
 from solvers.simulators.simulate import ALLOCATORS, simulate
 from solvers.simulators.simulation import Segments, Simulation
 
-__all__ = ["ALLOCATORS", "Judgement", "Segments", "Simulation", "judge", "simulate"]
+__all__ = ["ALLOCATORS", "Segments", "Simulation", "simulate"]

@@ -90,7 +90,7 @@ class Planned(Allocator):
             raise TraceError("sizes add up to 2**62 bytes or more")
         group = numbered(stream)[1]
         buffers = Buffers.of(rows, freed, size, alignment=self.alignment_bytes, group=group, stream=stream)
-        plan = solve(buffers, stop=Stop(nodes=self.nodes), solver="search")
+        plan = solve(buffers, stop=Stop(nodes=self.nodes))
         check(plan, buffers)
         assert plan.offset is not None
         return plan.offset[:, 0], plan.arena_bytes

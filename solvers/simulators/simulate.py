@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from solvers import _core
 from solvers.simulators.allocator import check_bytes
 from solvers.simulators.planned import Planned
-from solvers.simulators.pools import BestFit, Bfc, Buddy, Cnmem, CnmemFirstBlock, Cupy, FirstFit
+from solvers.simulators.pools import BestFit, Bfc, Cupy, FirstFit
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
 from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
 from solvers.simulators.simulation import Course, Simulation
@@ -30,13 +30,10 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
         "pytorch": PyTorch,
         "pytorch_expandable": PyTorchExpandable,
         "cupy": Cupy,
-        "cnmem": Cnmem,
-        "cnmem_first_block": CnmemFirstBlock,
         "bfc": Bfc,
         "rmm_pool": RmmPool,
         "rmm_arena": RmmArena,
         "rmm_binning": RmmBinning,
-        "buddy": Buddy,
         "best_fit": BestFit,
         "first_fit": FirstFit,
         "planned": Planned,

@@ -1,7 +1,6 @@
 """Offload planning: a step and a link in, a schedule out, judged by a replay that shares no planner code."""
 
 from solvers.swap.link import PRESETS, Link, parse_link
-from solvers.swap.link_bound import LinkBound
 from solvers.swap.planner import OffloadPlanner
 from solvers.swap.replay import ReplayResult, replay
 from solvers.swap.schedule import PlannedSchedule, Schedule
@@ -13,7 +12,6 @@ from solvers.swap.tunables import OffloadTunables
 __all__ = [
     "PRESETS",
     "Link",
-    "LinkBound",
     "OffloadPlanner",
     "OffloadTunables",
     "PlannedSchedule",

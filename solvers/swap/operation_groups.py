@@ -1,4 +1,4 @@
-"""Groups of operations of a long step: a plan of the groups also holds on the step."""
+"""Groups of operations of a long step: a schedule of the groups also holds on the step."""
 
 from __future__ import annotations
 
@@ -55,13 +55,16 @@ class OperationGroups:
         )
 
     def operations(self, groups: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-        """Return the first operation of each group, both counting on into later turns of k operations."""
+        """Return the first operation of each group.
+
+        Numbers beyond one turn, which has k operations, stand for groups and operations of later turns.
+        """
         turn, group = np.divmod(groups, len(self.first))
         result: NDArray[np.int64] = self.first[group] + turn * k
         return result
 
     def groups(self, operations: NDArray[np.int64], k: int) -> NDArray[np.int64]:
-        """Return the groups of operations, both counting on into later turns of k operations."""
+        """Return the group of each operation, with numbers as in `operations`."""
         turn, operation = np.divmod(operations, k)
         result: NDArray[np.int64] = (
             np.searchsorted(self.first, operation, side="right") - 1 + turn * len(self.first)

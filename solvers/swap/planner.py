@@ -64,7 +64,7 @@ class OffloadPlanner:
     def _budget(self, tries: int | None) -> None:
         """Set the rounds and tries that the work of one plan allows."""
         k, n, t = len(self._groups.first), max(len(self.absences), 1), self.tunables
-        work = min((k + 8 * n) * n, t.plan_work)
+        work = min((k + 8 * n) * n, t.schedule_work)
         self._improves = t.improve_work / t.restarts / (3 * (k + 6 * n)) >= n * t.least_changes
         self._rounds = t.rounds if work <= t.full_rounds_work else 1
         self._tries = min(t.limit_tries, t.limit_work // work) if tries is None else tries

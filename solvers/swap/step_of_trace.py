@@ -54,8 +54,7 @@ def step_of(
     if not ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)).any():
         raise PlanError(
             "the trace has no reads and writes, so that nothing tells what could be away when; "
-            "`mempool run --record TRACE --accesses` records PyTorch's, and `record_arrays` of "
-            "mempool.numpy and mempool.cupy those of arrays"
+            "`mempool run --record TRACE --accesses` records PyTorch's"
         )
     ops = _operations(trace)
     if window is None and not whole:
@@ -90,7 +89,12 @@ def iteration_of(trace: Trace) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Operations:
-    """Operation of each event, -1 before the first; and the first row of each operation."""
+    """The operations of a trace.
+
+    Attributes:
+        of_row: int64[events], the operation of each event; -1 before the first operation.
+        first: int64[operations], the first row of each operation.
+    """
 
     of_row: NDArray[np.int64]
     first: NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 `delay_offloads` lets the host hold fewer copies at once, and `advance_reloads` fetches earlier where
 operations waited. `reduce_fragmentation` searches for a schedule of equal stall whose buffers are placed with
-fewer gaps: a plan fills memory to its limit wherever that gives a copy more time, and a step that is full
+fewer gaps: a schedule fills memory to its limit wherever that gives a copy more time, and a step that is full
 everywhere is hard to place. So first no buffer stays on the device for longer than its copies need; then
 other schedules of the same stall are placed, too.
 """

@@ -1,4 +1,4 @@
-"""Tunables of offload planning: budgets and thresholds of the planner and of the link bound."""
+"""Tunables of offload planning: budgets and thresholds of the planner."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OffloadTunables:
-    """Tunables of `OffloadPlanner` and `LinkBound`.
+    """Tunables of `OffloadPlanner`.
 
-    *Work* counts operations and absences visited. All budgets count work and not seconds, so that plans do
-    not depend on the machine.
+    *Work* counts operations and absences visited. All budgets count work and not seconds, so that schedules
+    do not depend on the machine.
 
     Attributes:
         least_bytes: smaller buffers stay on the device, in bytes: a copy's fixed cost equals the transfer
@@ -33,24 +33,16 @@ class OffloadTunables:
         restarts: restarts of the local search.
         least_changes: changes that one restart must afford per absence; with fewer, the local search is
             skipped.
-        rounds: rounds in which the waits of a plan are fed back into the plan.
-        plan_work: most work of one plan: in a large step, several absences are taken at once to stay below.
-        full_rounds_work: most work of one plan at which every order gets all rounds; above, each order gets
-            one round and only the best gets all.
+        rounds: rounds in which the waits of a schedule are fed back into its search.
+        schedule_work: most work of one schedule: in a large step, several absences are taken at once to
+            stay below.
+        full_rounds_work: most work of one schedule at which every order gets all rounds; above, each order
+            gets one round and only the best gets all.
         reload_weights: cost ratios that the search tries: a wait for a reload relative to a wait for an
             offload copy.
         margins: factors by which copy times are stretched to reduce fragmentation, the largest first: large
             margins are preferred if they do as well, for both directions may share a link and no step takes
             as long as the one before.
-        bound_operations: operations whose linear program is solved: those with the largest bounds by each
-            direction alone.
-        bound_absences: most absences in one linear program; the smallest ones beyond this number count as
-            away at no cost.
-        whole_operations: operations whose program of whole buffers is solved.
-        whole_buffers: most integer buffers in a program of whole buffers.
-        whole_absences: most absences that span such an operation; with more, the program is not solved.
-        fluid_absences: least absences that the fluid bound counts, the largest first.
-        fluid_absences_each: absences that the fluid bound counts for each interval.
     """
 
     least_bytes: int = 64 << 10
@@ -66,17 +58,10 @@ class OffloadTunables:
     restarts: int = 4
     least_changes: float = 1 / 8
     rounds: int = 6
-    plan_work: int = 25_000_000
+    schedule_work: int = 25_000_000
     full_rounds_work: int = 11_363_636
     reload_weights: tuple[float, ...] = (1.0, 0.25, 4.0)
     margins: tuple[float, ...] = (4.0, 1.25, 1.0)
-    bound_operations: int = 12
-    bound_absences: int = 2048
-    whole_operations: int = 3
-    whole_buffers: int = 256
-    whole_absences: int = 1024
-    fluid_absences: int = 600
-    fluid_absences_each: int = 15
 
 
 DEFAULTS = OffloadTunables()

@@ -35,7 +35,7 @@ from traces.buffers import Buffers
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576
-OTHERS = [name for name in SOLVERS if name not in ("auto", "search", "greedy", "exact")]
+OTHERS = [name for name in SOLVERS if name not in ("auto", "greedy")]
 #: Processor seconds after which a solver is given up.
 PATIENCE = 20.0
 
@@ -233,7 +233,6 @@ def problem(name: str, seed: int) -> Buffers:
 
 def proofs(_: range, problems: int) -> None:
     """Print proofs for two to thirty buffers of each problem class, each within 10 s."""
-    solve(problem("loose", 0), solver="exact")  # imports OR-Tools
     head("kind", "proven in 0.1 s", "proven in 10 s", "worst s", "goal: 99 %, all")
     for name in GENERATORS:
         runs = [run(problem(name, seed), limit=10.0, nodes=None) for seed in range(problems)]

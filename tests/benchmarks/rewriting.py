@@ -9,23 +9,28 @@ way. Parameters, gradients and the momentum of SGD are counted. ``--quick`` prin
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from networks import resnet
-from sized import Sized, largest
 from torch import nn
 from torch.nn import functional
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph
-from solvers.rewriting.decide import Decider, Decision, least_limit
+from solvers.rewriting.decide import Decider, Decision
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.step_conversion import graph_step, offloadable
-from solvers.swap import Link, LinkBound
+from solvers.swap import Link
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from link_bound import LinkBound
+from sized import Sized, largest
 
 TWELVE = Link.of_rate(12e9)
 
@@ -72,7 +77,7 @@ def plainly(graph: Graph, limit: float) -> bool:
 
 
 def somehow(graph: Graph, limit: float) -> bool:
-    return least_limit(graph, TWELVE)[0] <= limit
+    return Decider(graph, TWELVE).least()[0] <= limit
 
 
 def ends(graph: Callable[[int], Graph], limit: float) -> tuple[int, int]:

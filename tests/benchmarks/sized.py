@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from joint_trace import trace_joint
 
 from mempool.hardware.gpu_throughput import Rates
 from mempool.torch.compiled.costs import roofline_seconds
 from mempool.torch.compiled.graph import capture
-from mempool.torch.compiled.joint_graph import trace_joint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

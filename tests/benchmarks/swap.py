@@ -9,7 +9,9 @@ judge. The optimizer is SGD with momentum.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +21,11 @@ from networks import resnet, vgg
 from mempool.hardware.gpu_throughput import Rates
 from mempool.hardware.roofline import Roofline
 from solvers import PlanError, Stop, solve
-from solvers.swap import PRESETS, Link, LinkBound, OffloadPlanner, Step, reduce_fragmentation, step_of
+from solvers.swap import PRESETS, Link, OffloadPlanner, Step, reduce_fragmentation, step_of
 from solvers.swap.placement import device_buffers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from link_bound import LinkBound
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -97,10 +97,10 @@ def test_patterns_stand_for_their_files_and_the_worst_is_named(cli: Cli) -> None
         (f"run{rank}/rank.trace", name, True) for rank in range(2) for name in ("first_fit", "best_fit")
     ]
     worst = max(rows[::2], key=lambda row: row["peak_reserved_bytes"])["file"]
-    summary = cli.printed("compare 'run*/rank.trace'", TWO, "-a cnmem_first_block").split("all files")[1]
+    summary = cli.printed("compare 'run*/rank.trace'", TWO, "-a cupy").split("all files")[1]
     line = next(line for line in summary.splitlines() if "first_fit" in line)
     assert f"{worst}, device 0" in line
-    assert "cnmem_first_block" in summary
+    assert "cupy" in summary
 
 
 def test_bad_file_is_reported_and_the_other_files_are_compared(cli: Cli) -> None:

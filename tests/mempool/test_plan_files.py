@@ -23,7 +23,7 @@ from pools import run, simulated
 
 from mempool import Pool, per_rank_files
 from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
-from solvers import PlanError, read_plan, solve, write_plan
+from solvers import PlanError, read_plan, write_plan
 from solvers.packing.plan_files import read_plan_columns
 from traces import TraceError
 from traces.formats.parquet import read_trace
@@ -166,14 +166,6 @@ def test_variants_too_slow_to_check_are_refused(several: Path, tmp_path: Path) -
     write_plans(SavedPlans(plans, saved.variants), path)
     with pytest.raises(PlanError, match=r"long.plan: 2 variants of \d+ buffers in up to \d+ columns are"):
         read_plans(path)
-
-
-def test_plan_for_several_arenas_is_not_replayed(whole: Path, tmp_path: Path) -> None:
-    plan, buffers, extra = read_plan(whole)
-    several = solve(buffers, capacity=(plan.arena_bytes, plan.arena_bytes))
-    write_plan(several, buffers, tmp_path / "p", extra=extra, extra_columns=read_plan_columns(whole))
-    with pytest.raises(PlanError, match="p: a plan for 2 arenas, and a pool has one"):
-        read_plans(tmp_path / "p")
 
 
 def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path) -> None:

@@ -50,13 +50,6 @@ def test_cell_shows_the_buffer_at_its_middle(buffers: Buffers) -> None:
             assert holders == ([] if grid[row, column] < 0 else [grid[row, column]])
 
 
-def test_several_arenas_are_drawn_stacked() -> None:
-    buffers = Buffers.of([0, 0], [1, 1], [3, 4])
-    plan = solve(buffers, capacity=(4, 4))
-    grid = address_grid(buffers, plan, width=1, height=8)[::-1, 0]
-    assert grid.tolist() in ([0, 0, 0, -1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, -1])
-
-
 @given(_buffers(), st.integers(1, 60), st.integers(1, 12), st.booleans())
 def test_load_plot_fits_and_reaches_the_top_only_at_the_peak(
     buffers: Buffers, width: int, height: int, ascii_only: bool

@@ -7,7 +7,7 @@
 
 #include "observer.hpp"
 #include "fallback/segments.hpp"
-#include "core/snapshot.hpp"
+#include "core/pool_state.hpp"
 
 namespace stress {
 

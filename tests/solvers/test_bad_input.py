@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from instances import aligned, flat, padded
+from instances import flat, padded
 
 from solvers import SOLVERS, Plan, Status, Stop, check, solve
 from traces import Buffers
@@ -145,15 +145,6 @@ def test_ctrl_c_ends_a_search_with_the_best_plan(solver: str) -> None:
     plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver=solver, stop=Stop(nodes=2**60)))
     check(plan, buffers)
     assert plan.stopped_by == "interrupt"
-
-
-def test_keyboard_interrupt_ends_the_exact_solver_and_its_thread() -> None:
-    pytest.importorskip("ortools.sat.python.cp_model")
-    buffers = aligned(29, 350)
-    plan = solve_and_press_ctrl_c(0.3, lambda: solve(buffers, solver="exact", stop=Stop(nodes=2**60)))
-    check(plan, buffers)
-    assert plan.stopped_by == "interrupt"
-    assert "cp-sat" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize("solver", ["first_fit", "best_fit"])

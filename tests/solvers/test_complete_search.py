@@ -289,20 +289,6 @@ def test_pair_search_with_any_rules_finds_a_plan_where_brute_force_does(
                 assert is_valid(jobs, done.offsets.tolist(), capacity), rules
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_pair_search_agrees_with_the_exact_model_on_circles(seed: int) -> None:
-    pytest.importorskip("ortools")
-    buffers = circular(6, seed)
-    plan = solve(buffers, solver="exact", columns=buffers.max_instances, stop=Stop(nodes=2**34))
-    assert plan.status is Status.OPTIMAL
-    jobs = jobs_of(buffers.unrolled(buffers.max_instances))
-    at, below = pairs(jobs, plan.arena_bytes), pairs(jobs, plan.arena_bytes - 1)
-    assert at.advance(UNLIMITED)
-    assert below.advance(UNLIMITED)
-    assert at.found
-    assert below.infeasible
-
-
 def test_unreachable_load_is_refuted_also_with_gaps() -> None:
     """Three arcs, any two of which meet, but never all three at one time."""
     ring = Buffers.of([0, 2, 4], [3, 5, 7], [5, 5, 5], period=6)

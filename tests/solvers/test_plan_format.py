@@ -27,9 +27,9 @@ def stored(folder: Path) -> Path:
     return path
 
 
-@given(buffers=st.from_type(Buffers), named=st.booleans(), capacity=st.sampled_from([None, (9, 12)]))
+@given(buffers=st.from_type(Buffers), named=st.booleans(), capacity=st.sampled_from([None, 12]))
 def test_plan_and_its_buffers_round_trip(
-    tmp_path: Path, buffers: Buffers, named: bool, capacity: tuple[int, ...] | None
+    tmp_path: Path, buffers: Buffers, named: bool, capacity: int | None
 ) -> None:
     if named:
         buffers = dataclasses.replace(buffers, ids=tuple(f"b{i}" for i in range(len(buffers))))
@@ -113,33 +113,6 @@ def changed(folder: Path, metadata: dict[str, str] | None = None, **columns: Any
     path = folder / "changed.parquet"
     pq.write_table(table.replace_schema_metadata(said | (metadata or {})), path)
     return path
-
-
-@pytest.mark.parametrize(
-    ("arenas", "says"),
-    [
-        ("", "its arenas are ''"),
-        ("8 nine", "its arenas are '8 nine'"),
-        ("9" * 9000, "its arenas are '9999"),
-        ("9" * 4200 + " 1" * 1000, "its arenas are '9999"),
-        ("8", "lies within none of the arenas"),
-        ("8 0", "an arena of 0 bytes"),
-        (" ".join(["1"] * 300), "300 arenas"),
-        ("9" * 20 + " 1", "more than there are addresses"),
-    ],
-)
-def test_invalid_arenas_are_a_single_error(tmp_path: Path, arenas: str, says: str) -> None:
-    path = changed(tmp_path, {"mempool.version": "2", "plan.arenas": arenas})
-    with pytest.raises(PlanError, match=says) as caught:
-        check(*read_plan(path)[:2])
-    assert "\n" not in str(caught.value)
-
-
-def test_arenas_are_read_from_files_of_version_2_only(tmp_path: Path) -> None:
-    assert read_plan(stored(tmp_path))[0].arenas == ()
-    assert read_plan(changed(tmp_path, {"plan.arenas": "8 8"}))[0].arenas == ()
-    with pytest.raises(PlanError, match="its arenas are 'missing'"):
-        read_plan(changed(tmp_path, {"mempool.version": "2"}))
 
 
 @pytest.mark.parametrize(

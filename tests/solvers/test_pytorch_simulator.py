@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from recording_judge import judge
 from recordings import MIB, check_simulation, event_traces, random_trace, recording_of, trace_of
 
-from solvers.simulators import judge, simulate
+from solvers.simulators import simulate
 from traces.errors import TraceError
 from traces.formats.snapshot import read_snapshot
 from traces.trace import EventType, Trace

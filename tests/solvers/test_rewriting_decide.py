@@ -18,7 +18,7 @@ from swap_steps import links, schedules
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Rewriting, Role, apply_rewriting
 from solvers.rewriting.copy_overhead import CopyOverhead
-from solvers.rewriting.decide import Decider, decide, least_limit
+from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import (
     PAUSE,
@@ -39,7 +39,7 @@ from solvers.swap import Link, Schedule, replay
 @settings(max_examples=10)
 @given(graphs(most_ops=20), links())
 def test_decision_predicts_peak_and_seconds_at_any_limit(graph, link):
-    least, _ = least_limit(graph, link, outside_bytes=3)
+    least, _ = Decider(graph, link, outside_bytes=3).least()
     peak = simulate(graph, link, outside_bytes=3).peak_bytes
     assert least <= peak
     before = float("inf")
@@ -57,16 +57,16 @@ def test_decision_predicts_peak_and_seconds_at_any_limit(graph, link):
 
 def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
     graph, link = chain(8), Link.of_rate(1e9)
-    least, op = least_limit(graph, link, outside_bytes=100)
-    assert decide(graph, least, link, outside_bytes=100).peak_bytes == least
+    least, op = Decider(graph, link, outside_bytes=100).least()
+    assert Decider(graph, link, outside_bytes=100).decide(least).peak_bytes == least
     for limit in (least - 1, 0, -1):
         with pytest.raises(PlanError, match=rf"{graph.names[op]} \(op\) needs {least}: \d+ .* \d+ that stay"):
-            decide(graph, limit, link, outside_bytes=100)
+            Decider(graph, link, outside_bytes=100).decide(limit)
 
 
 def test_decision_without_host_memory_recomputes():
     graph, link = chain(12), Link.of_rate(1e9)
-    made = decide(graph, simulate(graph, link).peak_bytes * 3 // 4, link, host_limit=0)
+    made = Decider(graph, link, host_limit=0).decide(simulate(graph, link).peak_bytes * 3 // 4)
     assert made.host_bytes == made.moved_bytes == 0
     assert made.rewriting.recomputed
 
@@ -74,23 +74,25 @@ def test_decision_without_host_memory_recomputes():
 def test_host_limit_is_kept():
     graph, link = chain(12), Link.of_rate(1e9)
     peak = simulate(graph, link).peak_bytes
-    free = decide(graph, peak - (4 << 20), link, repeatable=np.zeros(len(graph.size), bool))
-    tight = decide(
-        graph, peak - (4 << 20), link, host_limit=4 << 20, repeatable=np.zeros(len(graph.size), bool)
+    free = Decider(graph, link, repeatable=np.zeros(len(graph.size), bool)).decide(peak - (4 << 20))
+    tight = Decider(graph, link, host_limit=4 << 20, repeatable=np.zeros(len(graph.size), bool)).decide(
+        peak - (4 << 20)
     )
     assert tight.host_bytes <= 4 << 20 <= free.host_bytes
     with pytest.raises(PlanError, match="on the host"):
-        decide(graph, peak - (4 << 20), link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool))
+        Decider(graph, link, host_limit=1 << 20, repeatable=np.zeros(len(graph.size), bool)).decide(
+            peak - (4 << 20)
+        )
 
 
 def test_random_values_and_excluded_values_are_left_alone():
     graph, link = chain(12), Link.of_rate(1e9)
     limit = simulate(graph, link).peak_bytes * 3 // 4
     once = graph.with_columns(repeatable=np.zeros(len(graph), bool))
-    assert not decide(once, limit, Link.of_rate(1e3)).rewriting.recomputed
+    assert not Decider(once, Link.of_rate(1e3)).decide(limit).rewriting.recomputed
     stays = np.arange(len(graph.size)) > 6
-    limit = least_limit(graph, link, movable=stays, repeatable=stays)[0]
-    made = decide(graph, limit, link, movable=stays, repeatable=stays)
+    limit = Decider(graph, link, movable=stays, repeatable=stays).least()[0]
+    made = Decider(graph, link, movable=stays, repeatable=stays).decide(limit)
     touched = [*made.rewriting.recomputed, *(offload.value for offload in made.rewriting.offloads)]
     assert touched
     assert min(touched) > 6
@@ -99,7 +101,7 @@ def test_random_values_and_excluded_values_are_left_alone():
 def test_higher_limits_on_a_curve_are_never_slower():
     for seed in range(3):
         graph, link = small_net(seed), Link.of_rate(2.0, 0.125)
-        least, _ = least_limit(graph, link)
+        least, _ = Decider(graph, link).least()
         limits = [*range(least, simulate(graph, link).peak_bytes + 1, 3)]
         seconds = [made.seconds for made in Decider(graph, link).curve(limits)]
         assert seconds == sorted(seconds, reverse=True)
@@ -298,7 +300,7 @@ def _gaps(seeds: range) -> list[float]:
         assert judged.peak_bytes <= limit
         # What waits for nothing but its queue may be a little later than is proven; times are whole ticks.
         assert judged.seconds > solved[1] - 0.02
-        gaps.append(decide(graph, limit, link).seconds / solved[1] - 1)
+        gaps.append(Decider(graph, link).decide(limit).seconds / solved[1] - 1)
     return gaps
 
 
@@ -320,7 +322,7 @@ def test_decisions_are_near_the_shortest_possible_step_on_many_graphs():
 def test_below_the_least_limit_the_oracle_finds_nothing_either():
     for seed in range(4):
         graph, link = small_net(seed), Link.of_rate(1.0)
-        least, _ = least_limit(graph, link)
+        least, _ = Decider(graph, link).least()
         assert least_seconds(graph, link, least - 1) is None
 
 

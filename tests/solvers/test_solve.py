@@ -21,7 +21,7 @@ from traces.buffers import Buffers
 FAST = Stop(nodes=20_000)
 
 
-@pytest.mark.parametrize("solver", ["greedy", "search", *BASELINES])
+@pytest.mark.parametrize("solver", ["greedy", *BASELINES])
 @given(buffers=st.from_type(Buffers), seed=st.integers(0, 3))
 def test_every_plan_passes_the_check_and_states_its_quality_truly(
     solver: str, buffers: Buffers, seed: int
@@ -45,10 +45,11 @@ ROTATED = Buffers.of([1, 4], [22, 24], [5, 5], alignment=[4, 1], gaps=[(1, 6, 24
 @settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.from_type(Buffers))
 @example(ROTATED)
-def test_exact_solver_and_auto_equal_brute_force(buffers: Buffers) -> None:
+def test_auto_equals_brute_force(buffers: Buffers) -> None:
     few = buffers.select(np.arange(min(len(buffers), 4 if buffers.max_instances == 1 else 2)))
     one_group = dataclasses.replace(few, group=np.zeros(len(few), np.int64))
-    plan = solve(one_group, solver="exact")
+    least = one_group.max_instances
+    plan = solve(one_group, columns=least)
     smallest = next((n for n in range(peak_load(one_group), 61) if fits(one_group, n)), None)
     if plan.offset is None:
         assert plan.status is Status.INFEASIBLE
@@ -57,11 +58,10 @@ def test_exact_solver_and_auto_equal_brute_force(buffers: Buffers) -> None:
     check(plan, one_group)
     assert plan.status is Status.OPTIMAL
     assert plan.arena_bytes == smallest
-    least = one_group.max_instances
     assert solve(one_group, stop=FAST, columns=least).arena_bytes == smallest
     free = solve(one_group, stop=FAST)  # several numbers of columns share the nodes
     assert free.arena_bytes <= smallest or free.stopped_by == "nodes"
-    below = solve(one_group, solver="exact", capacity=max(plan.arena_bytes - 1, 0))
+    below = solve(one_group, columns=least, capacity=max(plan.arena_bytes - 1, 0))
     assert below.status is (Status.INFEASIBLE if plan.arena_bytes else Status.OPTIMAL)
 
 
@@ -133,7 +133,7 @@ def test_same_seed_and_nodes_give_the_same_plan() -> None:
     assert again.arena_bytes == seen[-1].arena_bytes == first.arena_bytes
 
 
-@pytest.mark.parametrize("solver", ["greedy", "search"])
+@pytest.mark.parametrize("solver", ["greedy", "auto"])
 @pytest.mark.parametrize("seed", [-1, 2**64 + 1])
 def test_any_integer_is_a_seed(solver: str, seed: int) -> None:
     """Also integers too wide for the kernels, with a solver that uses all kernels."""
@@ -252,7 +252,7 @@ def test_requests_that_no_solver_can_meet_are_refused() -> None:
         solve(hard(), threads=0)
     with pytest.raises(ValueError, match="2 columns are fewer than the 3 instances"):
         solve(Buffers.of([0], [5], 100, period=2), columns=2)
-    with pytest.raises(ValueError, match="no solver 'magic'; there are auto, search, greedy"):
+    with pytest.raises(ValueError, match="no solver 'magic'; there are auto, greedy"):
         solve(hard(), solver="magic")
     with pytest.raises(ValueError, match="lives 100 periods, more than 64"):
         solve(Buffers.of([0], [1000], 1, period=10))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from fluid_bound import fluid_stall_bound
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from link_bound import LinkBound
 from swap_exhaustive import outcomes_of
 from swap_steps import links, step_from, steps
 
-from solvers.swap import Link, LinkBound, OffloadPlanner, Step
+from solvers.swap import Link, OffloadPlanner, Step
 from solvers.swap.absences import absences_of
-from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.placement import place
 
 TINY = steps(most_ops=6, most_buffers=4)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fluid_bound import fluid_stall_bound
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from link_bound import LinkBound
 from offload_oracle import least_stall
-from swap_steps import links, one_move, schedules, step_from, steps
+from swap_steps import links, schedules, step_from, steps
 
 from solvers import PlanError, Stop, load_curve
-from solvers.swap import Link, LinkBound, OffloadPlanner, OffloadTunables, Schedule, Step, replay
+from solvers.swap import Link, OffloadPlanner, OffloadTunables, Schedule, Step, replay
 from solvers.swap.absences import absences_of
-from solvers.swap.fluid_bound import fluid_stall_bound
 from solvers.swap.operation_groups import group_operations
 from solvers.swap.placement import device_buffers, host_buffers, place
 from solvers.swap.schedule_file import (
-    StepSelection,
-    move_rows,
-    read_schedule,
     resting_rows,
-    step_and_link_keys,
 )
 
 SOME = settings(max_examples=15)
@@ -108,7 +103,7 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(
     step, link = step_from([1e-3] * 2 * layers, buffers), Link.of_rate(1e9)
     made = planner(step, link)
     limit = step.peak_bytes // 2
-    monkeypatch.setattr("solvers.swap.link_bound._Program._solve", lambda _: answer)
+    monkeypatch.setattr("link_bound._Program._solve", lambda _: answer)
     assert LinkBound(step, link).peak_bytes() <= made.without_stall().peak_bytes
     assert 0 <= LinkBound(step, link).stall_seconds(limit) <= made.hold(limit).stall_seconds
 
@@ -385,27 +380,6 @@ def test_replay_refuses_to_rest_buffers_in_use(rows: list[int], why: str) -> Non
         replay(step, LINK, dataclasses.replace(Schedule.empty(), resting=np.array(rows)))
 
 
-def test_resting_buffers_are_in_the_file_of_moves(tmp_path: Path) -> None:
-    step = idle()
-    schedule = dataclasses.replace(one_move((0, 1, 1, 2, 4, 5)), resting=np.array([2, 3]))
-    said = {
-        **step_and_link_keys(StepSelection((0, 4)), LINK),
-        "limits": [{"limit_bytes": 9}],
-        "operations": len(step),
-        "peak_load_bytes": step.peak_bytes,
-        "moves": move_rows(step, schedule),
-        "resting": resting_rows(step, schedule),
-    }
-    path = tmp_path / "moves.json"
-    path.write_text(json.dumps(said))
-    again = read_schedule(path).schedule(step)
-    assert sorted(again.resting.tolist()) == [2, 3]
-    assert again.select(np.array([0])).buffer.tolist() == [0]
-    for wrong in ([{"row": 2, "buffer": 1}], [{"row": 99, "buffer": 99}]):
-        path.write_text(json.dumps(said | {"resting": wrong}))
-        with pytest.raises(PlanError, match="does not have"):
-            read_schedule(path).schedule(step)
-    for broken in (7, [{"row": "x"}], [{"row": -1, "buffer": 1}]):
-        path.write_text(json.dumps(said | {"resting": broken}))
-        with pytest.raises(PlanError, match="no moves"):
-            read_schedule(path)
+def test_resting_buffers_are_rows_by_size() -> None:
+    schedule = dataclasses.replace(Schedule.empty(), resting=np.array([2, 3]))
+    assert [row["row"] for row in resting_rows(idle(), schedule)] == [3, 2]

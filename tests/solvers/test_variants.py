@@ -26,7 +26,7 @@ def planned(variants: Sequence[IterationVariant]) -> tuple[VariantSet, Plan, lis
     check(plan, joint.buffers)
     assert plan.offset is not None
     plans = [
-        Plan(offset, plan.arena_bytes, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", len(variant))
+        Plan(offset, plan.arena_bytes, 0, Status.FEASIBLE, "auto", 0, 0.0, "nodes", len(variant))
         for variant, offset in zip(variants, joint.offsets(plan.offset[:, 0]), strict=True)
     ]
     return joint, plan, plans
@@ -107,7 +107,7 @@ def test_checker_finds_an_overlap_in_any_succession() -> None:
     ]
 
     def plan(*offset: int) -> Plan:
-        return Plan(np.array(offset)[:, None], 128, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", n)
+        return Plan(np.array(offset)[:, None], 128, 0, Status.FEASIBLE, "auto", 0, 0.0, "nodes", n)
 
     apart, other = plan(0, 0, 64), plan(64, 64, 0)
     for each in (apart, other):
@@ -122,7 +122,7 @@ def test_checker_finds_an_overlap_in_any_succession() -> None:
         IterationVariant(buffers, none, np.ones(n, np.int64)),
     ]
     keeps = Plan(
-        np.array([[0, 64], [0, 64], [128, 192]]), 256, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", n
+        np.array([[0, 64], [0, 64], [128, 192]]), 256, 0, Status.FEASIBLE, "auto", 0, 0.0, "nodes", n
     )
     beside = dataclasses.replace(keeps, offset=np.array([[0, 64], [0, 64], [0, 64]]))
     check_variants(variants, [keeps, beside])
@@ -147,7 +147,7 @@ def judged(joint: VariantSet, offset: NDArray[np.int64]) -> Plan:
     """Assert that a checker without variants or couplings accepts the offsets, and return the plan."""
     rows = (offset >= 0) & (joint.buffers.end > joint.buffers.start)
     arena = int((offset + joint.buffers.size)[rows].max(initial=0))
-    plan = Plan(offset[:, None], arena, 0, Status.FEASIBLE, "search", 0, 0.0, "finished")
+    plan = Plan(offset[:, None], arena, 0, Status.FEASIBLE, "auto", 0, 0.0, "finished")
     placed = dataclasses.replace(
         joint.buffers, size=np.where(rows, joint.buffers.size, 0), alignment=np.ones(len(offset), np.int64)
     )
@@ -174,7 +174,7 @@ def test_coupled_offsets_are_disjoint_and_avoid_taken_ranges(
     for begin, end in around:
         assert not ((offset < end) & (offset + joint.buffers.size > begin) & rows).any()
     plans = [
-        Plan(each, plan.arena_bytes, 0, Status.FEASIBLE, "search", 0, 0.0, "nodes", len(variant))
+        Plan(each, plan.arena_bytes, 0, Status.FEASIBLE, "auto", 0, 0.0, "nodes", len(variant))
         for variant, each in zip(variants, joint.offsets(offset), strict=True)
     ]
     order = np.random.default_rng(seed).integers(0, count, 30).tolist()
@@ -183,6 +183,6 @@ def test_coupled_offsets_are_disjoint_and_avoid_taken_ranges(
 
 def test_interrupted_search_returns_no_offsets() -> None:
     def none(buffers: Buffers) -> Plan:
-        return Plan(None, 0, 0, Status.UNKNOWN, "search", 0, 0.0, "interrupt")
+        return Plan(None, 0, 0, Status.UNKNOWN, "auto", 0, 0.0, "interrupt")
 
     assert pack_coupled(VariantSet(random_variants(5, 3, deep=False, calm=True, long=60)), none) is None

@@ -228,7 +228,7 @@ class BfcModel(Pieces):
 
 @dataclass
 class Headed:
-    """A block of CNMeM and RMM."""
+    """A block of RMM."""
 
     address: int
     size: int
@@ -256,58 +256,6 @@ def take_best(blocks: list[Headed], size: int) -> Headed | None:
     if best is not None:
         blocks.remove(best)
     return best
-
-
-class CnmemModel:
-    """`cnmemMalloc` and `cnmemFree`: a root and a child for each stream other than 0."""
-
-    def __init__(self, driver: Driver, first: int, *, grows: bool) -> None:
-        self.driver, self.grows = driver, grows
-        self.lists: dict[int, list[Headed]] = {0: []}
-        self.used: dict[int, tuple[int, Headed]] = {}  # address -> whose, block
-        self.broken = False
-        if first:
-            address = driver.malloc(up(first, 512))
-            self.broken = address is None
-            if address is not None:
-                self.lists[0].append(Headed(address, up(first, 512), head=True))
-
-    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
-        if self.broken:
-            return None
-        size = up(size, 512)
-        self.lists.setdefault(stream, [])
-        block = self.allocate_from(stream, size) or self.steal(size)
-        if block is None:
-            return None
-        self.used[block.address] = (stream, block)
-        return block.address, block.size
-
-    def allocate_from(self, stream: int, size: int) -> Headed | None:
-        mine = self.lists[stream]
-        best = take_best(mine, size)
-        if best is None and stream != 0:
-            given = self.allocate_from(0, size)
-            return given and Headed(given.address, size, head=True)
-        if best is None:
-            address = self.driver.malloc(size) if self.grows else None
-            return None if address is None else Headed(address, size, head=True)
-        if best.size > size:
-            insert(mine, Headed(best.address + size, best.size - size, head=False))
-        return Headed(best.address, size, best.head)
-
-    def steal(self, size: int) -> Headed | None:
-        for stream, blocks in self.lists.items():
-            best = take_best(blocks, size) if stream != 0 else None
-            if best is not None:
-                if best.size > size:
-                    insert(blocks, Headed(best.address + size, best.size - size, head=True))
-                return Headed(best.address, size, head=True)
-        return None
-
-    def free(self, address: int, stream: int) -> None:
-        owner, block = self.used.pop(address)
-        insert(self.lists[owner], block)
 
 
 class RmmPoolModel:

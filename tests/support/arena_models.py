@@ -1,4 +1,4 @@
-"""RMM's arena and bins and the buddy system as their sources tell them; see `allocator_models`."""
+"""RMM's arena and bins as their sources tell them; see `allocator_models`."""
 
 from __future__ import annotations
 
@@ -168,40 +168,3 @@ class RmmBinningModel:
             self.pool.free(address, stream)
         else:
             self.queues[bin_].setdefault(stream, deque()).append(address)
-
-
-class BuddyModel:
-    """Free blocks as (address, order, base of the region) in a set; buddies are looked up in it."""
-
-    def __init__(self, driver: Driver, least: int, region: int) -> None:
-        self.driver, self.least, self.region = driver, least, region
-        self.free_: set[tuple[int, int, int]] = set()
-        self.used: dict[int, tuple[int, int]] = {}
-
-    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
-        size = max(1 << (size - 1).bit_length(), self.least)
-        fitting = [one for one in self.free_ if one[1] >= size]
-        if fitting:
-            address, bytes_, base = min(fitting, key=lambda one: (one[1], one[0]))
-            self.free_.remove((address, bytes_, base))
-        else:
-            bytes_ = max(size, self.region)
-            taken = self.driver.malloc(bytes_)
-            if taken is None:
-                return None
-            address = base = taken
-        while bytes_ > size:
-            bytes_ //= 2
-            self.free_.add((address + bytes_, bytes_, base))
-        self.used[address] = (size, base)
-        return address, size
-
-    def free(self, address: int, stream: int) -> None:
-        size, base = self.used.pop(address)
-        while True:
-            buddy = base + ((address - base) ^ size)
-            if (buddy, size, base) not in self.free_:
-                break
-            self.free_.remove((buddy, size, base))
-            address, size = min(address, buddy), 2 * size
-        self.free_.add((address, size, base))

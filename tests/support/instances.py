@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solvers.packing.plan import stride_of
 from traces.buffers import Buffers
 
 
@@ -49,23 +48,21 @@ def timed(buffers: Buffers) -> list[tuple[set[int], int, int, int]]:
     return jobs
 
 
-def fits(buffers: Buffers, *capacities: int) -> bool:
-    """Return whether the buffers fit, by trying every offset in every arena for every instance."""
+def fits(buffers: Buffers, capacity: int) -> bool:
+    """Return whether the buffers fit, by trying every offset for every instance."""
     jobs = sorted(timed(buffers), key=lambda job: -job[3])  # fixed offsets first
 
-    def place(k: int, placed: list[tuple[set[int], int, int, int]]) -> bool:
+    def place(k: int, placed: list[tuple[set[int], int, int]]) -> bool:
         if k == len(jobs):
             return True
         times, size, alignment, fixed = jobs[k]
-        for arena, capacity in enumerate(capacities):
-            low = fixed - arena * stride_of(capacities)
-            for at in range(0, capacity - size + 1, alignment) if fixed < 0 else (low,):
-                if not 0 <= at <= capacity - size or at % alignment:
-                    continue
-                if all(
-                    arena != a or at >= h or at + size <= lo or not times & t for t, a, lo, h in placed
-                ) and place(k + 1, [*placed, (times, arena, at, at + size)]):
-                    return True
+        for at in range(0, capacity - size + 1, alignment) if fixed < 0 else (fixed,):
+            if not 0 <= at <= capacity - size or at % alignment:
+                continue
+            if all(
+                at >= high or at + size <= low or not times & taken for taken, low, high in placed
+            ) and place(k + 1, [*placed, (times, at, at + size)]):
+                return True
         return False
 
     return place(0, [])

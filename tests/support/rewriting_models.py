@@ -10,7 +10,7 @@ from rewriting_graphs import graph_of
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Role
-from solvers.rewriting.decide import least_limit
+from solvers.rewriting.decide import Decider
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.records import Rewriting
 from solvers.rewriting.step_conversion import graph_step, offloadable
@@ -184,5 +184,5 @@ def limited_net(seed: int) -> tuple[Graph, Link, int]:
     graph, random = small_net(seed), np.random.default_rng(seed)
     out, back = random.choice([0.0625, 0.125, 0.25, 0.5], 2).tolist()
     link = Link(0.125, out, 0.125, back, bool(random.random() < 0.8))
-    least, _ = least_limit(graph, link)
+    least, _ = Decider(graph, link).least()
     return graph, link, int(random.integers(least, simulate(graph, link).peak_bytes + 1))

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from joint_trace import JointGraph
 from torch import nn
 from torch._functorch.partitioners import default_partition
 
 from mempool.torch.compiled.backend import register
 from mempool.torch.compiled.graph import CapturedGraph, capture
-from mempool.torch.compiled.joint_graph import GraphPair, JointGraph, MergedGraph, join
+from mempool.torch.compiled.joint_graph import GraphPair, MergedGraph, join
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
 
 register()

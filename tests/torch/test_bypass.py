@@ -223,9 +223,10 @@ def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 for _ in range(4):
                     torch.bmm(x, weight)
+                    copy = torch.inference_mode()(torch.ones)(999).double()
                 if enabled:
                     known(pool)
-        del x, weight
+        del x, weight, copy
 
 
 def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
@@ -244,19 +245,6 @@ def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
         reserved = pool.client.pool.stats()["reserved"]["peak"]
     assert losses == expected
     assert reserved <= 8 * MIB * 1.02
-
-
-def test_bypass_stays_closed_near_the_limit() -> None:
-    loop = small()
-    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        for _ in range(10):
-            loop.step()
-        most = pool.report().values["swapping"]["peak_bytes"]
-    loop = small()
-    with mempool.torch.install(device="cpu", limit=int(1.1 * most), background=False) as pool:
-        for _ in range(40):
-            loop.step()
-        assert pool.report().values["swapping"]["bypassed"] == 0
 
 
 class TestBypassOpening:

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from compiled_programs import compiled
+from joint_trace import trace_joint
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,7 +21,7 @@ from mempool.hardware.gpu_throughput import rates_of
 from mempool.hardware.roofline import Roofline
 from mempool.torch.compiled.costs import MeasuredCosts
 from mempool.torch.compiled.graph import CapturedGraph, capture
-from mempool.torch.compiled.joint_graph import MergedGraph, trace_joint
+from mempool.torch.compiled.joint_graph import MergedGraph
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import itertools

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from compiled_programs import compiled, named_limit, partitioned, same
+from joint_trace import trace_joint
 from models import MODELS
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -29,7 +30,7 @@ from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
 from mempool.torch.compiled.inductor.limit_search import Request, Trial, search_limit
 from mempool.torch.compiled.inductor.patches import donated_inputs, dying_inputs
-from mempool.torch.compiled.joint_graph import GraphPair, join, trace_joint
+from mempool.torch.compiled.joint_graph import GraphPair, join
 from mempool.torch.compiled.options import parse_options
 from mempool.torch.compiled.records import Constraints, Extreme
 from mempool.torch.compiled.runtime import RUNTIME

@@ -16,6 +16,7 @@ from combinations import some
 from compiled_programs import ALL, PLAIN, gradients, same
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from joint_trace import trace_joint
 from models import MODELS
 from rewriting_graphs import rewritings
 from test_training import needs
@@ -24,7 +25,6 @@ from torch._inductor import config as inductor
 from torch.nn import functional as F
 
 from mempool.torch.compiled import decide
-from mempool.torch.compiled.joint_graph import trace_joint
 from mempool.torch.compiled.partition import eliminate_common_subexpressions
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS

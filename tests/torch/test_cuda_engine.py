@@ -1,6 +1,6 @@
 """Copies by streams: each order that streams can run in has its waits, and the host waits for none.
 
-Random programs of PyTorch's CUDA build within a limit are in tests/rehearsal/test_pool_streams.py.
+Random programs of PyTorch's CUDA build within a limit are in tests/rehearsal/test_random_programs.py.
 """
 
 from __future__ import annotations

@@ -157,8 +157,28 @@ def copies_of_sparse(kept: list[Any], sparse: Any) -> None:
     assert all(torch.equal(one.to_dense(), sparse.to_dense().T) for one in kept[-8:])
 
 
-@pytest.mark.parametrize("use", [lambda kept, _: kept[0].numpy(), COMPARED, copies_of_sparse])
-def test_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
+def dense_of_sparse(kept: list[Any], _: Any) -> None:
+    one = torch.sparse_coo_tensor([[0], [0]], [1.0], (512, 1000), check_invariants=False)
+    kept.append(one.to_dense())
+
+
+def copies_of_inferred(kept: list[Any], _: Any) -> None:
+    inferred = torch.inference_mode()(torch.ones)(512, 500)
+    kept += [inferred.double() for _ in range(8)]
+
+
+USES = {
+    "address": lambda kept, _: kept[0].numpy(),
+    "address compared": COMPARED,
+    "view": lambda kept, _: torch.ops.aten._reshape_alias(kept[0], [512000], [1]),
+    "copies of sparse": copies_of_sparse,
+    "dense of sparse": dense_of_sparse,
+    "copies of inferred": copies_of_inferred,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_views_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
     with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
         sparse = torch.ones(64, 512).to_sparse()  # 640 KiB
         kept = [torch.full((512, 1000), float(number)) for number in range(8)]  # 2 MB each
@@ -399,6 +419,7 @@ def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> Non
             net(x)
             pool.plan_now()
         after = pool.client.stats()["outcomes"]
+        assert (pool.report().values["swapping"]["bypassed"] > 0) == (limit == "1GiB")
     new = {name: after[name] - before[name] for name in after}
     assert new["hit"] == sum(new.values()) > 0
 

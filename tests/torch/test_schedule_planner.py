@@ -17,7 +17,6 @@ from mempool.torch.eager.patterns import OffloadSchedule
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.eager.schedule_planner import SchedulePlanner, arena_bytes
 from mempool.torch.offload.host_placement import host_copies
-from solvers.packing import exact
 from solvers.swap import Link, OffloadPlanner, replay
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
@@ -111,13 +110,3 @@ def test_shorter_durations_correct_the_prediction_and_the_moves() -> None:
     assert made.swap.stall_seconds < program.swap.stall_seconds
     assert planner.retime(made, longer.tolist(), limit) is None
     assert (made.recorded.step.seconds == step.seconds).all()
-
-
-@pytest.mark.parametrize("seed", [2, 9])  # whose arena is larger than the load
-def test_arena_is_estimated_without_an_exact_solver(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A proof costs a second of the training, and the import of its solver."""
-    monkeypatch.setattr(exact, "prove", lambda *_: pytest.fail("a proof was attempted"))
-    monkeypatch.setattr(exact, "available", lambda: True)
-    step = training(seed, layers=12)
-    schedule = OffloadPlanner(step, LINK).nearest(int(SHARE * step.peak_bytes)).schedule
-    assert arena_bytes(step, schedule, ALIGNMENT) > SHARE * step.peak_bytes

@@ -40,7 +40,7 @@ def read_cupy_hook(
     skipped: Counter[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Trace:
-    """Read the output of a ``DebugPrintHook``, every device; memory taken from a device is reserved.
+    """Read the output of a ``DebugPrintHook`` as a trace of all devices.
 
     Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line) and the
     keys of `traces.completeness`. A request that got no memory is refused; the pool's own failed request to
@@ -54,7 +54,7 @@ def read_cupy_hook(
 
     Raises:
         TraceError: naming the file and, as row, the line: an object that is not CuPy's, memory allocated
-            again without a free, as when a thread without a hook frees memory.
+            again without a free, as happens if a thread without a hook has freed the memory.
         OSError: the file cannot be read.
     """
     return read_log(path, _fill, KNOWN, skipped, progress)

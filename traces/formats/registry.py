@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from _typeshed import StrPath
 
+    from traces.buffers import Buffers
     from traces.trace import Trace
 
 
@@ -54,6 +55,7 @@ class Format:
             TraceError with the remedy for a relative of the format that cannot be read.
         read: reader of a whole file; None for files without events.
         read_pieces: reader in bounded memory, if the format has one.
+        read_buffers: reader of the buffers, if the format holds buffers instead of events.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Format:
     matches: Callable[[Head], bool]
     read: Reader | None
     read_pieces: PieceReader | None = None
+    read_buffers: Callable[[StrPath], Buffers] | None = None
 
 
 #: All formats, in the order in which they are tried.
@@ -78,7 +81,13 @@ FORMATS = (
         cupy_hook.iter_cupy_hook,
     ),
     Format("chrome", "a profiler's trace", chrome.is_json, chrome.read_chrome),
-    Format("csv", "a CSV with a column 'size'", minimalloc.is_csv, minimalloc.read_csv_as_trace),
+    Format(
+        "csv",
+        "a CSV with a column 'size'",
+        minimalloc.is_csv,
+        minimalloc.read_csv_as_trace,
+        read_buffers=minimalloc.read_csv,
+    ),
 )
 
 

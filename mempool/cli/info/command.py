@@ -74,7 +74,6 @@ def answer(
     given: InputFile, largest: int, *, frames: bool = False, device: int | None = None
 ) -> dict[str, Any]:
     """Return the keys of ``mempool info --json``; ``device`` restricts the analysis of memory use."""
-    from mempool.cli.plan import arena_usage
     from solvers import lower_bound, peak_load
 
     buffers = given.buffers
@@ -107,7 +106,6 @@ def answer(
         values |= {
             "status": str(given.plan.status),
             "arena_bytes": given.plan.arena_bytes,
-            "arenas": arena_usage(given.plan, buffers),
             "fragmentation": given.plan.fragmentation(planned),
             "address_period_iterations": given.plan.columns,
             "solver": given.plan.solver,

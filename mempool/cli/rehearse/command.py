@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
-    from mempool.rehearsal import Stage
+    from mempool.rehearsal import StandInRunner
 
 
 def complete_allocators(incomplete: str) -> list[str]:
@@ -171,13 +171,13 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
 
     if standin.has_gpu():
         error_line("this machine has a GPU, which the rehearsal does not touch")
-    with stage_of_command() as stage:
-        runs = list(rehearse_all(request, stage))
+    with runner_of_command() as runner:
+        runs = list(rehearse_all(request, runner))
         if json:
             objects = [render.to_json(run, request) for run in runs]
             print_json(objects if request.several else objects[0])
         else:
-            render.show(runs, request, stage.installation)
+            render.show(runs, request, runner.installation)
         if trace is not None and runs[0].recording is not None:
             _write_trace(runs[0].recording, trace)
     if any(run.outcome.failed or not run.measured for run in runs):
@@ -198,19 +198,19 @@ def check_program(program: Sequence[str]) -> None:
 
 
 @contextmanager
-def stage_of_command() -> Iterator[Stage]:
-    """Yield a stage, of which neither the program nor the folder is left behind at SIGTERM.
+def runner_of_command() -> Iterator[StandInRunner]:
+    """Yield a runner, of which neither the program nor the folder is left behind at SIGTERM.
 
     Raises:
         Stop: the machine or the installed PyTorch allows no rehearsal.
     """
     from mempool.errors import UsageError
-    from mempool.rehearsal import open_stage
+    from mempool.rehearsal import open_runner
 
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with open_stage() as stage:
-            yield stage
+        with open_runner() as runner:
+            yield runner
     except UsageError as error:
         raise Stop(ExitCode.FAILED, str(error)) from None
     finally:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
-    from mempool.rehearsal import Outcome, Stage
+    from mempool.rehearsal import Outcome, StandInRunner
 
 
 #: Optimizer steps after which the second schedule is followed, which knows the optimizer's state.
@@ -62,7 +62,7 @@ class Run:
         return self.measured and self.outcome.complete and self.outcome.out_of_memory_in_step is None
 
 
-def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
+def rehearse_all(request: Request, runner: StandInRunner) -> Iterator[Run]:
     """Run the program once for each value and allocator.
 
     Only the first run keeps a history: the others differ in what allocators hold, not in what the program
@@ -71,7 +71,7 @@ def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
     first = True
     for value, program in request.programs():
         for allocator in request.allocators:
-            folder = stage.new_folder()
+            folder = runner.new_folder()
             job = Job(
                 program,
                 str(folder),
@@ -81,10 +81,10 @@ def rehearse_all(request: Request, stage: Stage) -> Iterator[Run]:
                 **request.options,
             )
             label = " ".join(filter(None, (allocator, value)))
-            outcome, history = _run(stage, job, request, label), _existing(folder / "history.pickle")
+            outcome, history = _run(runner, job, request, label), _existing(folder / "history.pickle")
             within = None
             if allocator == request.allocators[0] and _exceeds_limit(request, outcome):
-                within = _run_within_limit(stage, job, request, label, compiled=outcome.compiles)
+                within = _run_within_limit(runner, job, request, label, compiled=outcome.compiles)
             yield Run(value, outcome, history, within)
             first = False
 
@@ -97,11 +97,13 @@ def _exceeds_limit(request: Request, outcome: Outcome) -> bool:
     )
 
 
-def _run_within_limit(stage: Stage, job: Job, request: Request, label: str, *, compiled: bool) -> Outcome:
+def _run_within_limit(
+    runner: StandInRunner, job: Job, request: Request, label: str, *, compiled: bool
+) -> Outcome:
     """Run a job again within the limit: compiled, or on a pool until a schedule is followed."""
     within = dataclasses.replace(
         job,
-        folder=str(stage.new_folder()),
+        folder=str(runner.new_folder()),
         allocator=job.allocator if compiled else "mempool",
         steps=max(job.steps, _PLANNED_STEPS),
         limit_bytes=None,
@@ -111,15 +113,15 @@ def _run_within_limit(stage: Stage, job: Job, request: Request, label: str, *, c
         history=False,
         plan=None,
     )
-    return _run(stage, within, request, f"{label} within the limit")
+    return _run(runner, within, request, f"{label} within the limit")
 
 
-def _run(stage: Stage, job: Job, request: Request, label: str) -> Outcome:
+def _run(runner: StandInRunner, job: Job, request: Request, label: str) -> Outcome:
     if not request.quiet:
-        return stage.run(job, request.machine)
+        return runner.run(job, request.machine)
     path = Path(job.folder) / "output.txt"
     with progress(f"rehearsing {job.program[0]}: {label}"), path.open("wb") as file:
-        outcome = stage.run(job, request.machine, output=file.fileno())
+        outcome = runner.run(job, request.machine, output=file.fileno())
     if outcome.failed:
         sys.stderr.write(path.read_text("utf-8", "replace"))
     return outcome

@@ -173,7 +173,7 @@ def is_torchrun(program: Sequence[str]) -> bool:
 
 
 def exists(script: str) -> bool:
-    """Return true if the script exists; for modules, code and options Python itself reports an error."""
+    """Return true if the script exists, or if no script is named: Python then reports errors itself."""
     return script.startswith("-") or (script != "" and Path(script).exists())
 
 

@@ -22,17 +22,17 @@ def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
         memory: kind of GPU memory of the run's pool, whose plan this is.
         quiet: say nothing if all went well.
     """
-    from mempool.cli.rehearse.command import check_program, stage_of_command
+    from mempool.cli.rehearse.command import check_program, runner_of_command
     from mempool.rehearsal import Job, Machine, standin
     from mempool.rehearsal.job import POOLS
 
     check_program(program)
     allocator = next(name for name, kind in POOLS.items() if kind == memory)
-    with stage_of_command() as stage, open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        folder = str(stage.new_folder())
+    with runner_of_command() as runner, open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        folder = str(runner.new_folder())
         job = Job(tuple(program), folder, allocator, steps=STEPS, history=False, remember=True)
         machine = Machine(own_capability=standin.present_capability())
-        outcome = stage.run(job, machine, output=nowhere.fileno())
+        outcome = runner.run(job, machine, output=nowhere.fileno())
     if outcome.left_folders:
         folders = ", ".join(map(os.path.relpath, outcome.left_folders))
         error_line(

@@ -70,8 +70,7 @@ def swap(
     """Plan which buffers leave the device, and when, so that a step fits a limit.
 
     Every schedule is replayed by independent code before a figure of the
-    schedule is reported. No schedule can beat the link bound beside the figures.
-    `mempool show TRACE --swap MOVES` draws the file that -o writes.
+    schedule is reported.
 
     For example:
 

@@ -10,7 +10,7 @@ from mempool.cli.output import percent
 from mempool.errors import UsageError
 from mempool.units import binary, parse_memory
 from solvers import PlanError, Stop, solve
-from solvers.swap import LinkBound, OffloadPlanner, reduce_fragmentation
+from solvers.swap import OffloadPlanner, reduce_fragmentation
 from solvers.swap.placement import device_buffers, place
 from solvers.swap.schedule_file import move_rows, resting_rows, step_and_link_keys
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _ROW = (
     "peak_bytes",
     "stall_seconds",
-    "stall_bound_seconds",
     "iteration_seconds",
     "swapped_bytes",
     "copied_out_bytes",
@@ -85,7 +84,6 @@ class SwapSchedules:
     ) -> None:
         self.step, self.selection, self.link = step, selection, link
         self.planner = OffloadPlanner(step, link, least_bytes=least_bytes, host_limit=host_limit)
-        self._bound = LinkBound(step, link)
         self.reason = ""
 
     def curve(self, report: Callable[[str], object]) -> list[PlannedSchedule | int]:
@@ -149,7 +147,6 @@ class SwapSchedules:
             "repeats": step.circular,
             "floor_bytes": floor,
             "floor_operation": step.name(op),
-            "free_bound_bytes": self._bound.peak_bytes(),
             "limits": [self._row(swap) for swap in swaps],
             "moves": [] if isinstance(last, int) else move_rows(step, last.schedule, most_moves),
             "resting": [] if isinstance(last, int) else resting_rows(step, last.schedule),
@@ -182,7 +179,6 @@ class SwapSchedules:
         values = (
             replayed.peak_bytes,
             replayed.stall_seconds,
-            self._bound.stall_seconds(swap.limit_bytes) if replayed.stall_seconds else 0.0,
             replayed.iteration_seconds,
             replayed.returned_bytes,
             replayed.moved_bytes,

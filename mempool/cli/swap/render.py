@@ -30,10 +30,9 @@ def print_schedules(schedules: SwapSchedules, answer: dict[str, Any], written: P
                 if lowest == answer["floor_bytes"]
                 else [("host", f"with so few bytes on the host, not below {binary(lowest)}")]
             ),
-            ("link bound", f"no schedule without a stall is below {binary(answer['free_bound_bytes'])}"),
         ],
     )
-    header = ("limit", "peak", "less", "stall", "at least", "slower", "swapped", "host", "by")
+    header = ("limit", "peak", "less", "stall", "slower", "swapped", "host", "by")
     table("\nheld, as replayed", header, [_text(schedules, row) for row in answer["limits"]])
     if answer["moves"]:
         rows = [
@@ -58,20 +57,19 @@ def print_schedules(schedules: SwapSchedules, answer: dict[str, Any], written: P
         last = binary(answer["limits"][-1]["limit_bytes"])
         facts("", [("arenas", f"{device} on the device, {host} on the host, at {last}")])
     if written is not None:
-        facts("", [("written", f"{written}; draw it: mempool show TRACE --swap {written}")])
+        facts("", [("written", str(written))])
 
 
 def _text(schedules: SwapSchedules, row: dict[str, Any]) -> tuple[str, ...]:
     limit = binary(row["limit_bytes"])
     if row["stall_seconds"] is None:
-        return limit, "-", "-", "-", "-", "-", "-", "-", "cannot be held"
+        return limit, "-", "-", "-", "-", "-", "-", "cannot be held"
     step = schedules.step
     return (
         limit,
         binary(row["peak_bytes"]),
         percent(1 - row["peak_bytes"] / max(step.peak_bytes, 1)),
         f"{row['stall_seconds'] * 1e3:.2f} ms",
-        f"{row['stall_bound_seconds'] * 1e3:.2f} ms",
         percent(row["stall_seconds"] / step.duration),
         binary(row["swapped_bytes"]),
         binary(row["host_bytes"]),

@@ -10,7 +10,7 @@
 #include "bindings/bindings.hpp"
 #include "core/client.hpp"
 #include "core/replay.hpp"
-#include "core/snapshot.hpp"
+#include "core/pool_state.hpp"
 #include "core/trace_rows.hpp"
 
 namespace nb = nanobind;

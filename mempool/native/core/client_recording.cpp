@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/client.hpp"
-#include "core/snapshot.hpp"
+#include "core/pool_state.hpp"
 
 namespace mempool {
 namespace {

@@ -246,7 +246,7 @@ class Ledger:
                 self.claim(known.buffer, "inputs", len(OWNED) - 1)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Claim the storages of some tensors by the user's word, the strongest claim."""
+        """Claim the storages of some tensors because the user said so; no other claim is stronger."""
         for tensor in tensors:
             self.own_one(category, tensor, -1, strength=-1)
 

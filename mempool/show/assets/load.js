@@ -12,19 +12,17 @@ function fillAxes(show) {
 }
 
 function fillLoad(show) {
-  const {timeline, view, models: {curve, before, reserved, refused, peak, load}} = show, [when, most] = timeline.load.peak
+  const {timeline, view, models: {curve, reserved, refused, peak, load}} = show, [when, most] = timeline.load.peak
   curve.data = stairs(timeline.load)
-  before.data = stairs(timeline.before ?? {time: [], bytes: []})
   reserved.data = reservedOver(view, timeline)
   const late = when > (show.first + show.last) / 2
   peak.data = {
     time: [when], bytes: [most], text: [`peak ${binary(most)}`], align: [late ? "right" : "left"], beside: [late ? -9 : 9],
   }
   const highest = (values, least) => values.reduce((a, b) => Math.max(a, b), least)
-  show.reach = highest(before.data.bytes, most)
   refused.data = refusedLines(timeline)
   // A request much larger than the peak load must not shrink the rest of the plot.
-  show.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * show.reach || bytes)), show.reach)
+  show.reach = highest(refused.data.high.map((bytes) => Math.min(bytes, 2 * most || bytes)), most)
   show.held = highest(reserved.data.bytes, show.reach)
   load.x_range.setv({start: show.first, end: show.last})
   // Room above the highest line for the label of the peak, and above that for the label of a refused request.

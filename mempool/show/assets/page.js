@@ -43,8 +43,7 @@ function facts(show) {
   const reserved = show.models.reserved.data.bytes.reduce((a, b) => Math.max(a, b), 0)
   const held = view.reserved ? "arena" : still ? "reserved" : "reserved at most"
   if (reserved) said.push(`${held} ${binary(reserved)}${still ? "" : " (dashed)"}`)
-  if (timeline.period) said.push(`iterations of ${plain(timeline.period)} ${timeline.ticks ?? "allocations"}`)
-  if (timeline.note) said.push(timeline.note)
+  if (timeline.period) said.push(`iterations of ${plain(timeline.period)} allocations`)
   if (count) said.push(`${counted(count, "persistent buffer")} of ${binary(bytes)} not drawn`)
   if (drawn < timeline.pieces) said.push(`the largest ${plain(drawn)} one by one, the others grey`)
   byId("facts").textContent = said.join(" · ")
@@ -68,9 +67,8 @@ function failures(show) {
 }
 
 function legend(show) {
-  const said = show.picture === "addresses" && show.view.moved ? ["▲ copied to the host", "▼ copied back", "┄ away"] : []
-  if (show.repeats) said.push(`The colours of the ${show.repeats} largest owners at the peak differ, later ones repeat them`)
-  byId("legend").replaceChildren(...said.map((one) => element("span", one)))
+  const said = show.repeats ? `The colours of the ${show.repeats} largest owners at the peak differ, later ones repeat them` : ""
+  byId("legend").textContent = said
 }
 
 function chosen(show) {

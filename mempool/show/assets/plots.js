@@ -64,12 +64,12 @@ class Show {
   }
 
   get first() {
-    const {before, load, notes: {refused: {time}}} = this.timeline
-    return before ? 0 : Math.min(load.time[0] ?? 0, time[0] ?? Infinity)
+    const {load, notes: {refused: {time}}} = this.timeline
+    return Math.min(load.time[0] ?? 0, time[0] ?? Infinity)
   }
   get last() {
-    const {load, before, notes: {refused: {time}}} = this.timeline
-    return Math.max(load.time.at(-1) ?? 1, before?.time.at(-1) ?? 0, (time.at(-1) ?? 0) + 1)
+    const {load, notes: {refused: {time}}} = this.timeline
+    return Math.max(load.time.at(-1) ?? 1, (time.at(-1) ?? 0) + 1)
   }
 
   moment(time) {
@@ -132,7 +132,7 @@ class Show {
   }
 
   put({left, right, bottom, top, width, height, image, large: pieces}) {
-    const {timeline, drawer, models: {picture, large, segments, absent, copies, marks}} = this
+    const {timeline, drawer, models: {picture, large, segments}} = this
     const Pixels = picture.data.image[0].constructor  // Bokeh's class, which Bokeh does not export
     const drawn = {
       image: [new Pixels(image.buffer, [height, width])], x: [left], y: [bottom], dw: [right - left], dh: [top - bottom],
@@ -140,9 +140,7 @@ class Show {
     const edges = drawer.rectangles(this, pieces)
     edges.colour = pieces.map((i) => this.palette.css[this.colour[bufferOf(timeline, i)]])
     edges.row = pieces.map((i) => timeline.row[bufferOf(timeline, i)])
-    const away = awayIn(drawer.moved(this), this.drawn)
-    for (const [source, data] of [[picture, drawn], [large, edges], [segments, drawer.segments(this, this.drawn)],
-      [absent, away.absent], [copies, away.copies], [marks, away.marks]])
+    for (const [source, data] of [[picture, drawn], [large, edges], [segments, drawer.segments(this, this.drawn)]])
       source.setv({data}, {check_eq: false})  // always different: comparing pixels takes longer than drawing
   }
 

@@ -9,7 +9,7 @@ function timelineOf(said, planes) {
   return {
     ...said, start, end, size: open("size"), row: open("row"), owner: open("owner"), stream: open("stream"),
     operation: named(said.operation), frame: named(said.frame), module: named(said.module),
-    category: named(said.category), at: named(said.at), before: curve(said.before), small: curve(said.small),
+    category: named(said.category), small: curve(said.small),
     stack: said.stack && stacksOf(said.stack, planes), pool: named(said.pool), notes: notesOf(said.notes, planes),
     clock: said.clock && said.clock.map((one) => column(planes, one)),
     load: {...curve(said.load), peak: said.load.peak},
@@ -25,12 +25,11 @@ function stacksOf({names, of, depth, lines}, planes) {
 }
 
 function viewOf(said, planes, timeline) {
-  const segments = {}, moved = said.moved && {}, address = column(planes, said.address)
+  const segments = {}, address = column(planes, said.address)
   const end = address.map((low, piece) => low + timeline.size[bufferOf(timeline, piece)])
   for (const name in said.segments) segments[name] = column(planes, said.segments[name])
-  for (const name in said.moved ?? {}) moved[name] = column(planes, said.moved[name])
   return {
-    ...said, segments, moved, address, end,
+    ...said, segments, address, end,
     regions: said.regions.map((one) => column(planes, one)),
     rest: said.rest && {...said.rest, of: column(planes, said.rest.of)},
   }
@@ -60,23 +59,6 @@ function clockAt({clock}, time) {
   const at = Math.min(lastAtMost(times, time), times.length - 2)
   const part = (time - times[at]) / (times[at + 1] - times[at])
   return ns[at] + Math.min(Math.max(part, 0), 1) * (ns[at + 1] - ns[at])
-}
-
-// Name of the operation that runs at a time, or "".
-function running({at}, time) {
-  return at?.of.length ? at.names[at.of[time % at.of.length]] ?? "" : ""
-}
-
-// The absence that a piece begins after and the absence that the piece ends with, or -1.
-function absencesOf(timeline, {moved}, piece) {
-  const row = timeline.row[bufferOf(timeline, piece)]
-  const found = {before: -1, after: -1}
-  for (let k = 0; moved && k < moved.row.length; k++) {
-    if (moved.row[k] !== row) continue
-    if (moved.gone[k] === timeline.end[piece]) found.after = k
-    if (moved.back[k] === timeline.start[piece]) found.before = k
-  }
-  return found
 }
 
 // Corners of a step function whose value holds from each time until the next.

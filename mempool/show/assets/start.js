@@ -9,9 +9,9 @@ else {
     const timelines = said.timelines.map((one) => timelineOf(one, planes))
     const views = said.views.map((one) => viewOf(one, planes, timelines[one.timeline]))
     const models = {
-      load, curve, before, reserved, peak, peak_label, moment, refused, refused_label,
+      load, curve, reserved, peak, peak_label, moment, refused, refused_label,
       strip, ranges, marked, named,
-      addresses, segments, picture, large, absent, copies, marks, ceiling, outline, chosen, moment_below, refused_below,
+      addresses, segments, picture, large, ceiling, outline, chosen, moment_below, refused_below,
     }
     const show = new Show(models, timelines, views, said)
     shows.set(addresses, show)

@@ -341,7 +341,7 @@ def _is_whole(held: Any) -> bool:
 
 
 def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
-    """Plan the place of each offloaded value.
+    """Return the place in the host arena of each offloaded value.
 
     A copy lives from the operation that makes the value to the last reader of a reload; if that reader runs a
     second time, to the end of the step.

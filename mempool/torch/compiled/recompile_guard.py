@@ -48,7 +48,7 @@ class RunGuard:
         return self.observer.observed[self.number]
 
     def wrap(self, run: Callable[..., Any], *, backward: bool) -> Callable[..., Any]:
-        """Wrap a callable of one list, like those of AOTAutograd's compilers, with observation."""
+        """Return a callable that observes the runs of `run`; both take one list, as AOTAutograd expects."""
         guarded = (self._backward if backward else self._forward)(run)
         guarded._boxed_call = True  # type: ignore[attr-defined]
         return guarded

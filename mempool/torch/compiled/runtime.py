@@ -149,7 +149,7 @@ class TransferCounters:
         reload_bytes: bytes reloaded.
         offloads: number of offloads.
         reloads: number of reloads.
-        wait_seconds: time that the program waited for copies, where the program itself waits.
+        wait_seconds: time that the program itself waited for copies; on a GPU its streams wait instead.
         host_full: copies for which the host had no room, so that the value stayed on the device.
     """
 

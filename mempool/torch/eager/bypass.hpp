@@ -14,7 +14,7 @@ struct Used {
 struct Bypass {
   std::atomic<bool> open{false};
   Place place;  // written while it is not open
-  std::mutex& mutex = operations().mutex;  // of all below
+  std::mutex mutex;  // of all below
   std::int64_t (*room)(void*) = nullptr;
   void* client = nullptr;
   std::int64_t reserve = 0;
@@ -23,18 +23,21 @@ struct Bypass {
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
 
-  bool knows(const c10::Storage& storage) const { return used.contains(storage.unsafeGetStorageImpl()); }
-
-  // A view of an unwritten storage leaves it unwritten.
-  void use(const c10::Storage& storage, bool views) {
+  // Note a use by the current operation, and return whether the storage is known. A view of an unwritten storage leaves it unwritten.
+  bool use(const c10::Storage& storage, bool views) {
     const auto found = used.find(storage.unsafeGetStorageImpl());
-    if (found == used.end()) return;
+    if (found == used.end()) {
+      if (!views) add(storage, false);
+      return false;
+    }
     found->second.last = clock;
     found->second.blank &= views;
+    return true;
   }
 
   void add(const c10::Storage& storage, bool blank) {
-    used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
+    if (!used.contains(storage.unsafeGetStorageImpl()))
+      used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
   }
 };
 
@@ -43,53 +46,38 @@ Bypass& bypass() {
   return *made;
 }
 
-void run_bypassed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, DispatchKeySet below, torch::jit::Stack* stack) {
   Bypass& all = bypass();
-  const c10::FunctionSchema& schema = op.schema();
-  const auto given = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
-  Traits operation{};
+  const bool inert = operation.traits.inert, views = operation.views;
   std::optional<std::int64_t> need;
   std::uint64_t signature = 0;
+  Storages storages;
+  if (!inert && !operation.traits.composite) signature = signature_of(op, *stack, operation, all.place.device, storages);
   {
     const std::lock_guard lock(all.mutex);
-    const Operation& found = operations().of(op);
-    operation = found.traits;
     ++all.clock;
-    if (operation.inert) {
+    bool are_known = true;  // the mode must register other storages: their memory may be foreign
+    for (const c10::Storage* storage : storages) are_known &= all.use(*storage, views);
+    if (inert || (signature != 0 && views)) {
       need = 0;
-    } else if (!operation.composite) {
-      Signature sign(all.place.device, found);
-      signature = sign.of(given, stack->end());
-      const auto known = all.needs.find(signature);
-      if (signature != 0 && operation.views) {
-        need = 0;
-      } else if (signature != 0 && known != all.needs.end() &&
-                 // The mode must register other storages: their memory may be foreign.
-                 std::all_of(sign.storages().begin(), sign.storages().end(), [&](const auto* one) { return all.knows(*one); })) {
-        if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
-      }
-      for (const c10::Storage* storage : sign.storages()) {
-        if (!operation.views) all.add(*storage, false);
-        all.use(*storage, operation.views);
-      }
+    } else if (const auto known = all.needs.find(signature); signature != 0 && are_known && known != all.needs.end()) {
+      if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
     }
     if (need) ++all.passed;
   }
-  if (need && !run_hidden(op, below, stack, operation.repeatable && *need > 0)) need.reset();
-  if (!need && records_within(op, operation, *stack)) {
+  if (need && !run_hidden(op, below, stack, operation.traits.repeatable && *need > 0)) need.reset();
+  if (!need && (arrives_whole(operation.traits, below) || records_within(op, operation.traits, *stack))) {
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return;
   }
   if (!need) {
     run_awaited(op, below, stack, signature);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
-    const std::lock_guard lock(all.mutex);
-    operation = operations().of(op).traits;  // learned by now
   }
-  if (operation.inert || operation.views) return;
+  if (inert || operation.views) return;  // learned by now
   const std::lock_guard lock(all.mutex);
   Storages results;
-  for (auto at = stack->end() - static_cast<std::ptrdiff_t>(schema.returns().size()); at != stack->end(); ++at)
+  for (auto at = stack->end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); at != stack->end(); ++at)
     add_storages(*at, all.place.device, results);
   for (const c10::Storage* one : results) all.add(*one, operation.blank);
   all.used.sweep_if_large();
@@ -153,8 +141,8 @@ MEMPOOL_EXPORT void mempool_bypass_learn(const char* name, const char* overload,
   const std::lock_guard lock(all.mutex);
   Operation* const found = awaited_operation(name, overload);
   if (found == nullptr || awaited.back().signature == 0) return;
-  found->traits.views = views != 0;
-  found->traits.blank = blank != 0;
+  found->views = views != 0;
+  found->blank = blank != 0;
   if (bytes < 0) return;
   if (all.needs.size() >= kMostKnown) all.needs.clear();
   all.needs[awaited.back().signature] = bytes;

@@ -31,10 +31,10 @@ struct Entries {
   bool is_here() const { return std::this_thread::get_id() == thread; }
 
   // Note the storages of a recorded operation, whose stream the engine knows.
-  void note(Addresses storages) {
+  void note(Addresses storages, c10::StreamId stream) {
     if (!is_here() || storages.empty()) return;
     recent[next++ % kRecent] = std::move(storages);
-    place.stream = stream_now(place.device);
+    place.stream = stream;
   }
   bool is_recent(const c10::StorageImpl* storage) const {
     return std::any_of(recent.begin(), recent.end(),
@@ -71,29 +71,22 @@ bool is_given_entries(const c10::OperatorHandle& op, const torch::jit::Stack& st
 }
 
 // Run an operation of a loop over single entries without the mode `only`. Return false for others.
-bool run_entry(const c10::OperatorHandle& op, const void* only, DispatchKeySet below, torch::jit::Stack* stack, bool is_followed) {
+bool run_entry(const c10::OperatorHandle& op, const Operation& operation, const void* only, DispatchKeySet below,
+               torch::jit::Stack* stack, bool is_followed) {
   static const c10::OperatorHandle reload = function_named("mempool_interposer::reload");
   Entries& all = entries();
-  if (!all.is_here() || !is_given_entries(op, *stack, all.small_bytes) || !all.place.is_here(only)) return false;
-  Traits traits{};
-  Storages storages, written;
-  {
-    const std::lock_guard lock(operations().mutex);
-    const Operation& operation = operations().of(op);
-    traits = operation.traits;
-    if (traits.composite || traits.inert) return false;
-    const auto found = all.counts.find(signature_of(op, *stack, operation, all.place.device, storages));
-    if (found == all.counts.end() || ++found->second <= Entries::kRecorded) return false;
-    const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
-  }
+  if (!operation.has_entries || !all.is_here() || !is_given_entries(op, *stack, all.small_bytes) || !all.place.is_here(only)) return false;
+  Storages storages;
+  const auto found = all.counts.find(signature_of(op, *stack, operation, all.place.device, storages));
+  if (found == all.counts.end() || ++found->second <= Entries::kRecorded) return false;
+  const Storages written = written_by(operation, op, *stack, all.place.device);
   const auto is_known = [&](const c10::Storage* one) { return !all.moves(*one) || all.is_recent(one->unsafeGetStorageImpl()); };
   if (!std::all_of(storages.begin(), storages.end(), is_known)) return false;
-  if (const c10::List<at::Tensor> absent = parked_among(storages); !absent.empty()) {
-    call_python(reload, {absent});  // on a CPU, those on the way back only: the others are read and written in their host copies
-    if (all.place.device != c10::DeviceType::CPU && !parked_among(storages).empty()) return false;
+  if (is_any_parked(storages)) {
+    call_python(reload, {parked_among(storages)});  // on a CPU, those on the way back only: others are accessed in their host copies
+    if (all.place.device != c10::DeviceType::CPU && is_any_parked(storages)) return false;
   }
-  for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
+  watched().remove(written);
   if (!is_followed) {
     for (const c10::Storage* one : storages)
       if (all.moves(*one)) all.accessed.try_emplace(one->unsafeGetStorageImpl(), Accessed{one->getWeakStorageImpl(), false});
@@ -107,8 +100,8 @@ bool run_entry(const c10::OperatorHandle& op, const void* only, DispatchKeySet b
     }
   };
   CopyWrite write{written.empty() ? std::unique_lock<std::mutex>{} : std::unique_lock(landing_mutex)};
-  if (write.lock.owns_lock() && parked_among(written).empty()) write.lock.unlock();
-  return run_hidden(op, below, stack, traits.repeatable);
+  if (write.lock.owns_lock() && !is_any_parked(written)) write.lock.unlock();
+  return run_hidden(op, below, stack, operation.traits.repeatable);
 }
 
 // Return uint8[n] over the storages accessed since the last recorded operation, and for each whether it was written; forget them.
@@ -139,10 +132,12 @@ MEMPOOL_EXPORT void mempool_entries_begin(const void* mode, int cuda, std::size_
 
 // Learn that the operation on its way to the mode needs memory for single entries at most.
 MEMPOOL_EXPORT void mempool_entries_learn(const char* name, const char* overload) {
-  const std::lock_guard lock(operations().mutex);
   Entries& all = entries();
-  if (!all.is_here() || awaited_operation(name, overload) == nullptr || awaited.back().entry == 0) return;
-  if (all.counts.size() < kMostKnown) all.counts.try_emplace(awaited.back().entry, 1);
+  Operation* const found = all.is_here() ? awaited_operation(name, overload) : nullptr;
+  if (found == nullptr || found->traits.composite || found->traits.inert || awaited.back().entry == 0) return;
+  if (all.counts.size() >= kMostKnown) return;
+  all.counts.try_emplace(awaited.back().entry, 1);
+  found->has_entries = true;
 }
 
 // Return the number of storages accessed since the last recorded operation.

@@ -81,7 +81,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   Storages results;
   for (auto value = stack.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); value != stack.end(); ++value)
     add_storages(*value, all.place.device, results);
-  c10::List<at::Tensor> fresh;
+  Storages fresh;
   std::int64_t place = 0;
   std::unique_lock lock(all.made_mutex);
   for (const c10::Storage* one : results) {
@@ -91,16 +91,19 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
     const auto [entry, is_new] = all.made.try_emplace(storage, Made{one->getWeakStorageImpl(), born});
     if (!is_new) continue;
     ++place;
-    if (calls) fresh.push_back(bytes_of(*one));
+    if (calls) fresh.push_back(one);
   }
   all.made.sweep_if_large();
   lock.unlock();
   ++all.followed;
-  if (calls) call_python(after, {fresh, at});
+  if (!calls) return;
+  c10::List<at::Tensor> tensors;
+  for (const c10::Storage* one : fresh) tensors.push_back(bytes_of(*one));
+  call_python(after, {tensors, at});
 }
 
 // Run an operation without the mode if it is the expected one. Return false if it must go to the mode.
-bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+bool run_followed(const c10::OperatorHandle& op, const Operation& operation, DispatchKeySet below, torch::jit::Stack* stack) {
   static const c10::OperatorHandle before = function_named("mempool_interposer::before");
   Follower& all = follower();
   if (!all.is_following() || std::exchange(all.sends_next, false)) return false;
@@ -113,33 +116,25 @@ bool run_followed(const c10::OperatorHandle& op, DispatchKeySet below, torch::ji
   };
   const Busy busy{all.busy};
   if (!busy.mine) return false;
-  Storages storages, written;
-  Traits traits{};
-  const Expected* expected = nullptr;
-  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  {
-    const std::lock_guard lock(operations().mutex);
-    const Operation& operation = operations().of(op);
-    traits = operation.traits;
-    if (traits.composite || all.at >= all.expected->size()) return false;
-    expected = &(*all.expected)[all.at];
-    if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
-        signature_of(op, *stack, operation, all.place.device, storages) != expected->signature) return false;
-    for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), all.place.device, written);
-  }
+  if (operation.traits.composite || all.at >= all.expected->size()) return false;
+  const Expected* const expected = &(*all.expected)[all.at];
+  Storages storages;
+  if (expected->schema != &op.schema() || (expected->actions & Expected::kSeen) != 0 ||
+      signature_of(op, *stack, operation, all.place.device, storages) != expected->signature) return false;
+  const Storages written = written_by(operation, op, *stack, all.place.device);
   const auto at = static_cast<std::int64_t>(all.at);
-  if (c10::List<at::Tensor> absent = parked_among(storages); (expected->actions & Expected::kBefore) != 0 || !absent.empty()) {
-    call_python(before, {absent, at});
-    absent = parked_among(storages);  // the moves due may have parked an argument that the schedule does not expect here
-    if (!absent.empty()) call_python(before, {absent, at});
-    if (!all.is_following() || !parked_among(storages).empty()) return false;
+  if ((expected->actions & Expected::kBefore) != 0 || is_any_parked(storages)) {
+    call_python(before, {parked_among(storages), at});
+    // the moves due may have parked an argument that the schedule does not expect here
+    if (is_any_parked(storages)) call_python(before, {parked_among(storages), at});
+    if (!all.is_following() || is_any_parked(storages)) return false;
   }
   if (all.may_lack(expected->need)) return false;  // after the moves due, which make room
-  for (const c10::Storage* one : written) watched().remove(one->unsafeGetStorageImpl());
+  watched().remove(written);
   const Addresses given = addresses_of(storages);
   const bool calls = (expected->actions & Expected::kAfter) != 0;
-  if (!run_hidden(op, below, stack, traits.repeatable && expected->need > 0)) return false;
-  entries().note(given);
+  if (!run_hidden(op, below, stack, operation.traits.repeatable && expected->need > 0)) return false;
+  entries().note(given, all.place.stream);
   end_followed(op, *stack, given, calls);
   return true;
 }
@@ -176,7 +171,6 @@ MEMPOOL_EXPORT void mempool_follower_free(std::vector<Expected>* table) { delete
 // workspace; negative: the mode must see the operation. Return 1 if the operation is as known.
 MEMPOOL_EXPORT int mempool_follower_learn(std::vector<Expected>* table, std::size_t at, const char* name, const char* overload,
                                           std::int64_t need) {
-  const std::lock_guard lock(operations().mutex);
   Expected learned{};
   learned.actions = Expected::kSeen;
   if (need >= 0 && awaited_operation(name, overload) != nullptr && awaited.back().signature != 0)

@@ -145,9 +145,9 @@ std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   });
   const auto name = function.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  const std::optional<Traits> traits = op ? std::optional(traits_of(*op)) : std::nullopt;
-  if (seen && (!traits || traits->lent != Lent::kAll)) return nullptr;
-  return std::make_unique<UnseenOperation>(!traits || traits->writes);
+  const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
+  if (seen && (traits == nullptr || traits->lent != Lent::kAll)) return nullptr;
+  return std::make_unique<UnseenOperation>(traits == nullptr || traits->writes);
 }
 
 at::CallbackHandle met() {
@@ -158,40 +158,42 @@ at::CallbackHandle met() {
 
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
+  repeat.end();
   if (is_ours || !any_installed()) {
     op.redispatchBoxed(below, stack);
     return;
   }
   const void* const only = only_mode(below);
-  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
-    run_bypassed(op, below, stack);
-    return;
-  }
-  const Traits traits = traits_of(op);
+  const Operation& operation = operations().of(op);
+  const Traits& traits = operation.traits;
   const auto is_installed = [](const void* one) {
     return one != nullptr &&
            std::any_of(installed.begin(), installed.end(), [&](const auto& mode) { return mode.load(std::memory_order_acquire) == one; });
   };
   const bool sees_it_alone = is_installed(only);
-  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error. There a mode
-  // would get composite operations whole, too.
+  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error.
   const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
-  if (infers && traits.composite && traits.lent == Lent::kNothing) {
-    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+  const DispatchKeySet parts = sees_it_alone && arrives_whole(traits, below) ? below.remove(DispatchKey::Python) : below;
+  if (sees_it_alone && traits.composite && traits.lent == Lent::kNothing) {
+    op.redispatchBoxed(parts, stack);
+    return;
+  }
+  if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
+    run_bypassed(op, operation, below, stack);
     return;
   }
   // Python would keep the indices and values of a sparse gradient, which autograd then copies.
   const bool views_sparse =
       traits.shares && begins_without_storage(op, *stack) && is_installed(only_mode(below.remove(DispatchKey::Sparse)));
-  const bool views = sees_it_alone && (traits.views || (traits.aliases && infers));
+  const bool views = sees_it_alone && (operation.views || (traits.aliases && infers));
   if ((views || views_sparse) && run_view(op, traits, below, stack)) return;
   if (sees_it_alone && records_within(op, traits, *stack)) {
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
     return;
   }
   const bool awaits = sees_it_alone && follower().is_here(only);
-  if (sees_it_alone && run_entry(op, only, below, stack, awaits && follower().is_following())) return;
-  if (awaits && run_followed(op, below, stack)) return;
+  if (sees_it_alone && run_entry(op, operation, only, below, stack, awaits && follower().is_following())) return;
+  if (awaits && run_followed(op, operation, below, stack)) return;
   Devices unseen{};
   bool sees = false;
   for (std::size_t at = 0; at < kDevices.size(); ++at) {
@@ -207,18 +209,14 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
   } else if (traits.lent != Lent::kNothing) {
-    run_lent(op, below, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
+    run_lent(op, parts, stack, all_installed(), traits.lent == Lent::kIntegers, traits.writes);
   } else if (unseen[0] || unseen[1]) {
     run_lent(op, below, stack, unseen, false, traits.writes);
   } else if (sees_it_alone) {
     Storages storages;
-    std::uint64_t signature = 0;
-    {
-      const std::lock_guard lock(operations().mutex);
-      const Place& place = awaits ? follower().place : entries().place;
-      signature = signature_of(op, *stack, operations().of(op), place.device, storages);
-    }
-    if (!traits.composite) entries().note(addresses_of(storages));
+    const c10::DeviceType device = (awaits ? follower().place : entries().place).device;
+    const std::uint64_t signature = signature_of(op, *stack, operation, device, storages);
+    if (!traits.composite) entries().note(addresses_of(storages), stream_now(device));
     run_awaited(op, below, stack, awaits ? signature : 0, signature);
   } else {
     op.redispatchBoxed(below, stack);
@@ -261,7 +259,13 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
 }
 
 // Say whether this thread runs operations of the offloading itself from now on, or the program's. Return what was so before.
-MEMPOOL_EXPORT int mempool_interposer_ours(int ours) { return std::exchange(is_ours, ours != 0) ? 1 : 0; }
+MEMPOOL_EXPORT int mempool_interposer_ours(int ours) {
+  repeat.end();
+  return std::exchange(is_ours, ours != 0) ? 1 : 0;
+}
+
+// Leave this thread's next operation out of profiles.
+MEMPOOL_EXPORT void mempool_interposer_repeat() { repeat.begin(); }
 
 // Return the address of the number of unseen operations so far that may have written.
 MEMPOOL_EXPORT const std::atomic<std::uint64_t>* mempool_interposer_writes() { return &unseen_writes; }
@@ -285,8 +289,7 @@ MEMPOOL_EXPORT c10::Allocator* mempool_interposer_allocator(c10::StorageImpl* st
 
 // Learn that the operation on its way to the mode makes views, or reads a number.
 MEMPOOL_EXPORT void mempool_interposer_learn_view(const char* name, const char* overload) {
-  const std::lock_guard lock(operations().mutex);
-  if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->traits.views = true;
+  if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->views = true;
 }
 
 // Note that a storage has a good copy on the host, until an operation that is followed writes the storage.

@@ -93,7 +93,7 @@ def library() -> ctypes.CDLL:
     }.items():
         getattr(loaded, name).argtypes = arguments
     loaded.mempool_interposer_writes.restype = ctypes.POINTER(ctypes.c_uint64)
-    for name in ("remove", "learn_view", "watch"):
+    for name in ("remove", "learn_view", "watch", "repeat"):
         getattr(loaded, f"mempool_interposer_{name}").restype = None
     loaded.mempool_interposer_allocator.restype = pointer
     loaded.mempool_interposer_copy_writes.restype = ctypes.c_uint64
@@ -149,6 +149,11 @@ def learn_view(function: Any) -> None:
     """Let later operations of this function skip the mode: the function makes views, or reads a number."""
     schema = function._schema
     library().mempool_interposer_learn_view(schema.name.encode(), schema.overload_name.encode())
+
+
+def leave_out_of_profiles() -> None:
+    """Let no profile show this thread's next operation, only the operations within."""
+    library().mempool_interposer_repeat()
 
 
 def begin_entries(mode: OffloadMode) -> None:

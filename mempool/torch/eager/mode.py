@@ -116,7 +116,8 @@ class OffloadMode(TorchDispatchMode):
         )
         self.traits = TraitsRegistry(device.type)
         self._traits = self.traits.by_id
-        footprints = OpFootprints(None if client is None else PoolCounters(client), alignment)
+        counters = None if client is None else PoolCounters(client)
+        footprints = OpFootprints(counters, alignment, lambda: self.eviction.spare)
         self.operations = OperationRunner(
             engine,
             self.storages,
@@ -447,14 +448,14 @@ class OffloadMode(TorchDispatchMode):
         if traits.asks:
             if traits.may_pass:
                 interposer.learn_view(func)
-            return traits.call(*args, **kwargs)
+            return traits.repeat(*args, **kwargs)
         if self.bypass is not None and self.bypass.is_open:
             return self.operations.run_bypassed(self.bypass, traits, args, kwargs)
         if traits.makes_views(args):
             self.operations.view(args)
             if traits.may_pass:
                 interposer.learn_view(func)
-            return traits.call(*args, **kwargs)
+            return traits.repeat(*args, **kwargs)
         result = self.operations.run(traits, args, kwargs)
         if self._detector is not None:
             self._detect_iteration(self._detector)

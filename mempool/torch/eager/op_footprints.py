@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from mempool import _core
 
 #: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
-_HUNGRY = ("conv", "rnn", "lstm", "gru")
+_HUNGRY = ("conv", "rnn", "lstm", "gru", "to_sparse")
+#: The same of an operation with sparse tensors as a share: a conversion from CSR takes 2.7 times these bytes.
+_SPARSE_SHARE = 3
 #: Operations that share a workspace, which cuBLAS keeps for each thread: 32 MiB on an H100.
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear")
 
@@ -42,6 +44,10 @@ class Footprint:
     def __init__(self, made: int, room: int = 0, *, is_guess: bool = False) -> None:
         self.result_bytes, self.workspace_bytes, self.samples = made, room, 0
         self.is_guess = is_guess
+
+
+#: Entry of `OffloadPattern.footprints` that is no operation's.
+NO_FOOTPRINT = (None, 0, Footprint(0))
 
 
 class PoolCounters:
@@ -80,9 +86,21 @@ class OpFootprints:
     largest ratio of results to arguments seen, or 1.
     """
 
-    def __init__(self, counters: PoolCounters | None = None, alignment: int = 1) -> None:
-        """Create an empty cache; without a pool's counters, workspaces stay unknown."""
+    def __init__(
+        self,
+        counters: PoolCounters | None = None,
+        alignment: int = 1,
+        spare: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            counters: the pool's; without any, workspaces stay unknown.
+            alignment: sizes are rounded up to a multiple of this, bytes.
+            spare: returns the free bytes without any eviction.
+        """
         self._counters = counters
+        self.spare = spare
         self._alignment = alignment
         self.cache: dict[Any, Footprint] = {}
         self._largest_result: dict[Any, int] = {}
@@ -91,7 +109,7 @@ class OpFootprints:
         self._kept_workspace = 0  # bytes that a product kept when first run in a thread
         self._product_threads: set[int] = set()  # threads that have run a product
 
-    def footprint(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Footprint:
+    def footprint(self, func: Any, args: Any, kwargs: Any, given: int) -> Footprint:
         """Return the footprint of an operation.
 
         Args:
@@ -99,14 +117,13 @@ class OpFootprints:
             args: positional arguments.
             kwargs: keyword arguments.
             given: bytes of the storages among the arguments.
-            spare: free bytes without any eviction.
         """
         sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
         try:
             key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
             need = self.cache.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no hash or shape: a nested tensor
-            return Footprint(self._predicted_bytes(func, args, kwargs) if func in NATIVE else 0)
+            return Footprint(self._predicted_bytes(func, args, kwargs, given)[0] if func in NATIVE else 0)
         if need is None:
             if len(self.cache) >= OPTIONS.max_footprints:
                 self.cache.clear()
@@ -114,23 +131,27 @@ class OpFootprints:
                 guess = int(given * min(self._growth.get(func, 1), OPTIONS.footprint_ample))
                 need = self.cache[key] = Footprint(guess, is_guess=True)
                 return need
-            modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and _is_even(args)
-            ample = modest and 0 < given * OPTIONS.footprint_ample <= spare
-            made = 0 if ample else self._predicted_bytes(func, args, kwargs)
+            sparse = _is_sparse(args)
+            modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and not sparse
+            modest = modest and _is_even(args)
+            ample = modest and 0 < given * OPTIONS.footprint_ample <= self.spare()
+            made, is_guess = (0, False) if ample else self._predicted_bytes(func, args, kwargs, given)
             more = 0 if ample else _unpredicted_bytes(func, args)
             touched = given + made + (more if func in self._workspace_share else 0)
-            workspace = self._estimated_workspace(func, touched)
-            need = self.cache[key] = Footprint(made + more, workspace, is_guess=more > 0)
+            workspace = self._estimated_workspace(func, touched, sparse=sparse)
+            need = self.cache[key] = Footprint(made + more, workspace, is_guess=is_guess or more > 0)
         if self._kept_workspace and _is_product(func) and threading.get_ident() not in self._product_threads:
             need.workspace_bytes, need.samples = max(need.workspace_bytes, self._kept_workspace), 0
         return need
 
-    def _estimated_workspace(self, func: Any, touched: int) -> int:
+    def _estimated_workspace(self, func: Any, touched: int, *, sparse: bool) -> int:
         """Estimate the workspace: the same share of the touched bytes as with other shapes."""
         if self._counters is None:
             return 0
         share = self._workspace_share.get(func)
-        if share is None:
+        if sparse:
+            share = _SPARSE_SHARE
+        elif share is None:
             share = float(any(part in str(func) for part in _HUNGRY))
         return int(share * touched)
 
@@ -158,16 +179,14 @@ class OpFootprints:
                 )
             need.samples += 1
 
-    def _predicted_bytes(self, func: Any, args: Any, kwargs: Any) -> int:
-        """Return the bytes of an operation's results, as far as they can be predicted."""
-        try:
-            return self._rounded(_without_memory(func, args, kwargs))
-        except Exception:  # data-dependent size, or no meta kernel
-            bound = _BOUNDS.get(func.name().partition(".")[0]) if hasattr(func, "name") else None
-            try:
-                return self._largest_result.get(func, 0) if bound is None else bound(args)
-            except Exception:  # arguments that the bound does not expect
-                return self._largest_result.get(func, 0)
+    def _predicted_bytes(self, func: Any, args: Any, kwargs: Any, given: int) -> tuple[int, bool]:
+        """Return the bytes of an operation's results, and whether they are a guess."""
+        with contextlib.suppress(Exception):  # data-dependent size, no meta kernel, or sparse results
+            return self._rounded(_without_memory(func, args, kwargs)), False
+        with contextlib.suppress(Exception):  # no bound, or arguments that the bound does not expect
+            return _BOUNDS[func.name().partition(".")[0]](args), False
+        largest = self._largest_result.get(func, 0)
+        return max(largest, given), largest == 0
 
     def _rounded(self, sizes: list[int]) -> int:
         unit = self._alignment
@@ -179,10 +198,15 @@ def _is_even(args: Any) -> bool:
     return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
 
 
+def _is_sparse(args: Any) -> bool:
+    """Return whether a sparse tensor, whose bytes no shape tells, is among these arguments."""
+    return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in args)
+
+
 def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
     """Return the part of an argument that determines the size of a result; floats count only if ``sized``."""
     kind = type(value)
-    if kind in PLAIN:
+    if kind in PLAIN and value.layout is torch.strided:
         return value.shape, value.dtype, None if value.is_contiguous() else value.stride()
     if kind is tuple or kind is list:
         return tuple([_part(entry, sized) for entry in value])
@@ -215,11 +239,18 @@ def _hidden_from_profiler() -> Iterator[None]:
 
 
 def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes."""
+    """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes.
+
+    Raises:
+        TypeError: a result is sparse, with a size that depends on data.
+    """
 
     def empty(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        if value.layout is not torch.strided:
+            layout = torch.strided if _is_product(func) else value.layout
+            return torch.empty(value.shape, dtype=value.dtype, layout=layout, device="meta")
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
     with _disable_current_modes(), torch.no_grad(), _hidden_from_profiler():
@@ -227,7 +258,10 @@ def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
         if _takes_device(func):  # without one, `rand` would draw numbers on the default device
             kwargs = {**kwargs, "device": torch.device("meta")}
         given = {id(storage) for tensor in tensors_in((args, kwargs)) for _, storage in storages_in(tensor)}
-        made = {id(storage): storage.nbytes() for _, storage in storages_in(func(*args, **kwargs))}
+        results = func(*args, **kwargs)
+        made = {id(storage): storage.nbytes() for _, storage in storages_in(results)}
+    if any(result.layout is not torch.strided for result in tensors_in(results)):
+        raise TypeError
     return [size for key, size in made.items() if key not in given]
 
 
@@ -247,9 +281,14 @@ def _distinct(args: Any) -> int:
     return int((args[0].element_size() + 16) * args[0].numel())
 
 
-def _indexed(args: Any) -> int:
-    """Bound the result of ``index`` with masks: every element."""
+def _all(args: Any) -> int:
+    """Bound the result of ``index`` with masks, or of a sparse tensor made dense: every element."""
     return int(args[0].element_size() * args[0].numel())
+
+
+def _sparse(args: Any) -> int:
+    """Bound a dense tensor made sparse: every element, with its indices."""
+    return int((args[0].element_size() + 8 * args[0].dim()) * args[0].numel())
 
 
 def _unpredicted_bytes(func: Any, args: Any) -> int:
@@ -274,5 +313,7 @@ _BOUNDS: dict[str, Callable[[Any], int]] = {
     "aten::unique_dim": _distinct,
     "aten::unique_consecutive": _distinct,
     "aten::unique_dim_consecutive": _distinct,
-    "aten::index": _indexed,
+    "aten::index": _all,
+    "aten::_to_dense": _all,
+    **dict.fromkeys((f"aten::_to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), _sparse),
 }

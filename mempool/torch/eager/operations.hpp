@@ -31,6 +31,11 @@
 #include <utility>
 #include <vector>
 
+// torch/csrc/profiler/orchestration/observer.h, which would need more headers
+namespace torch::profiler::impl {
+TORCH_API bool profilerEnabled();
+}
+
 namespace {
 
 using c10::DispatchKey;
@@ -72,9 +77,6 @@ struct Traits {
   bool bare;        // of another library, without a kernel for autograd: gradients go through the operations within
   bool aliases;     // one of PyTorch's that returns views of its arguments, and makes nothing else
   bool shares;      // one of these that returns views of sparse tensors too; the others copy them
-  // Learned from the mode:
-  bool views = false;
-  bool blank = false;  // leaves results unwritten
 };
 
 struct Operation {
@@ -82,17 +84,33 @@ struct Operation {
   std::uint64_t hash;      // of the name
   Traits traits;
   std::vector<std::size_t> written{};  // indices of the arguments that may be written
+  // Learned from the mode:
+  std::atomic<bool> views{false};
+  std::atomic<bool> blank{false};        // leaves results unwritten
+  std::atomic<bool> has_entries{false};  // ran on single entries, see entries.hpp
 };
 
-// Table of the operations met so far.
+// Table of the operations met so far, which stay where they are.
 class Operations {
  public:
-  std::mutex mutex;
-
-  // The lock is held by the caller.
   Operation& of(const c10::OperatorHandle& op) {
-    const auto found = known_.find(&op.schema());
-    if (found != known_.end() && found->second.name == op.operator_name()) return found->second;
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<Operation>& found = known_[&op.schema()];
+    if (found && found->name == op.operator_name()) return *found;
+    if (found) ended_.push_back(std::move(found));
+    found = made_of(op);
+    return *found;
+  }
+
+  // Return a met operation, or null.
+  Operation* find(const c10::FunctionSchema* schema) {
+    const std::lock_guard lock(mutex_);
+    const auto found = known_.find(schema);
+    return found == known_.end() ? nullptr : found->second.get();
+  }
+
+ private:
+  static std::unique_ptr<Operation> made_of(const c10::OperatorHandle& op) {
     const auto& tags = op.getTags();
     const bool draws = std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
     const auto is_number = [](const c10::Argument& one) {
@@ -113,7 +131,7 @@ class Operations {
     const bool updates = std::any_of(schema.arguments().begin(), schema.arguments().end(),
                                      [&](const c10::Argument& one) { return is_written(name, one); });
     const bool accesses = composite && (!known || begins(kAccessAll));
-    Operation made{
+    std::unique_ptr<Operation> made(new Operation{
         .name = op.operator_name(),
         .hash = std::hash<c10::OperatorName>{}(op.operator_name()),
         .traits = {.composite = composite,
@@ -129,32 +147,21 @@ class Operations {
                    .aliases = space == "aten" && !composite && !schema.is_mutable() && !schema.returns().empty() &&
                               std::all_of(schema.returns().begin(), schema.returns().end(), is_alias),
                    .shares = space == "aten" && begins(kShareSparse)},
-    };
+    });
     for (std::size_t at = 0; at < schema.arguments().size(); ++at) {
-      if (!known || is_written(name, schema.arguments()[at])) made.written.push_back(at);
+      if (!known || is_written(name, schema.arguments()[at])) made->written.push_back(at);
     }
-    return known_.insert_or_assign(&schema, std::move(made)).first->second;
+    return made;
   }
 
-  // Return a met operation, or null.
-  Operation* find(const c10::FunctionSchema* schema) {
-    const auto found = known_.find(schema);
-    return found == known_.end() ? nullptr : &found->second;
-  }
-
- private:
-  std::unordered_map<const c10::FunctionSchema*, Operation> known_;
+  std::mutex mutex_;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operation>> known_;
+  std::vector<std::unique_ptr<Operation>> ended_;  // of operators whose schema's address is reused; others may hold references
 };
 
 Operations& operations() {
   static auto* const made = new Operations;  // operations may run until the very end
   return *made;
-}
-
-Traits traits_of(const c10::OperatorHandle& op) {
-  Operations& all = operations();
-  const std::lock_guard lock(all.mutex);
-  return all.of(op).traits;
 }
 
 bool requires_grad(const c10::IValue& value) {
@@ -168,6 +175,11 @@ bool requires_grad(const c10::IValue& value) {
 bool records_within(const c10::OperatorHandle& op, const Traits& traits, const torch::jit::Stack& stack) {
   if (!traits.bare || !at::GradMode::is_enabled()) return false;
   return std::any_of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end(), requires_grad);
+}
+
+// Return whether a mode would get a composite operation whole, as in inference mode and for tensors made there.
+bool arrives_whole(const Traits& traits, DispatchKeySet below) {
+  return traits.composite && !below.has_any(c10::autograd_dispatch_keyset);
 }
 
 using Storages = c10::SmallVector<const c10::Storage*, 8>;
@@ -190,6 +202,14 @@ void add_storages(const c10::IValue& value, c10::DeviceType device, Storages& fo
   }
 }
 
+// Return the storages on a device that an operation may write.
+Storages written_by(const Operation& operation, const c10::OperatorHandle& op, const torch::jit::Stack& stack, c10::DeviceType device) {
+  Storages found;
+  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  for (const std::size_t one : operation.written) add_storages(*(begin + static_cast<std::ptrdiff_t>(one)), device, found);
+  return found;
+}
+
 // Map of storages by address, whose entries have a weak reference `storage`.
 template <class Entry>
 class WeakStorages : public std::unordered_map<const c10::StorageImpl*, Entry> {
@@ -209,10 +229,10 @@ class WeakStorages : public std::unordered_map<const c10::StorageImpl*, Entry> {
   std::size_t sweep_at_ = kLeastSwept;
 };
 
-// Hash of everything that determines the memory footprint of an operation.
+// Hash of everything that determines the memory footprint of an operation, and the storages among its arguments.
 class Signature {
  public:
-  Signature(c10::DeviceType device, const Operation& operation) : device_(device) {
+  Signature(c10::DeviceType device, const Operation& operation, Storages& storages) : device_(device), storages_(storages) {
     mix(operation.hash);
     mix(static_cast<std::uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())));
   }
@@ -251,8 +271,6 @@ class Signature {
     return std::all_of(begin, end, [&](const c10::IValue& one) { return add(one); }) ? value() : 0;
   }
 
-  const Storages& storages() const { return storages_; }
-
  private:
   // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
   std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
@@ -285,7 +303,7 @@ class Signature {
   c10::DeviceType device_;
   std::uint64_t hash_ = 0, fractions_ = 0;
   bool sized_ = false;
-  Storages storages_;
+  Storages& storages_;
 };
 
 // Deleter of parked storages: the host copy is freed by others.
@@ -304,6 +322,10 @@ at::Tensor bytes_of(c10::Storage storage) {
   return tensor;
 }
 
+bool is_any_parked(const Storages& storages) {
+  return std::any_of(storages.begin(), storages.end(), [](const c10::Storage* one) { return is_parked(*one); });
+}
+
 c10::List<at::Tensor> parked_among(const Storages& storages) {
   c10::List<at::Tensor> found;
   for (const c10::Storage* one : storages)
@@ -319,9 +341,11 @@ class Watched {
     if (storages_.size() >= kMost) storages_.clear();  // then their copies count as stale
     storages_.insert(storage);
   }
-  void remove(const c10::StorageImpl* storage) {
+  void remove(const Storages& storages) {
+    if (storages.empty()) return;
     const std::lock_guard lock(mutex_);
-    storages_.erase(storage);
+    if (storages_.empty()) return;
+    for (const c10::Storage* one : storages) storages_.erase(one->unsafeGetStorageImpl());
   }
   bool has(const c10::StorageImpl* storage) {
     const std::lock_guard lock(mutex_);
@@ -359,6 +383,29 @@ class Hidden {
 };
 
 thread_local bool is_ours = false;  // this thread runs operations of the offloading itself, or within an operation in its care
+
+// The next operation of this thread that is ours is the mode's call of an operation of the program, which profiles have already:
+// no profile shows the call, only the operations within.
+class Repeat {
+ public:
+  void begin() {
+    end();
+    if (!torch::profiler::impl::profilerEnabled() || !at::isRecordFunctionEnabled()) return;
+    at::enableRecordFunction(false);
+    was_excluded_ = c10::impl::tls_is_dispatch_key_excluded(kKey);
+    c10::impl::tls_set_dispatch_key_excluded(kKey, false);  // so that the call arrives here
+    is_on_ = true;
+  }
+  void end() {
+    if (!std::exchange(is_on_, false)) return;
+    c10::impl::tls_set_dispatch_key_excluded(kKey, was_excluded_);
+    at::enableRecordFunction(true);
+  }
+
+ private:
+  bool is_on_ = false, was_excluded_ = false;
+};
+thread_local Repeat repeat;
 
 struct Ours {
   bool before = std::exchange(is_ours, true);
@@ -418,8 +465,8 @@ bool has_dispatching_tensor(const c10::IValue& value) {
 // try: return false then.
 bool run_hidden(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, bool repeats) {
   const auto given = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  torch::jit::Stack again;  // the arguments, which the call consumes
-  if (repeats) again.assign(given, stack->end());
+  c10::SmallVector<c10::IValue, 8> again;  // the arguments, which the call consumes
+  if (repeats) again.append(given, stack->end());
   const auto others = given - stack->begin();
   try {
     const Ours ours;  // no operation within this one needs to be met
@@ -449,11 +496,8 @@ bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySe
 std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation,
                            c10::DeviceType device, Storages& storages) {
   if (operation.traits.inert) return operation.hash | 1;
-  Signature sign(device, operation);
-  const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  const std::uint64_t signature = sign.of(begin, stack.end());
-  storages = sign.storages();
-  return signature;
+  Signature sign(device, operation, storages);
+  return sign.of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end());
 }
 
 // Operations on their way to the mode, which may have the bypass learn them.
@@ -475,7 +519,7 @@ void run_awaited(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit
   op.redispatchBoxed(below, stack);
 }
 
-// Return the operation on its way to the mode if it has this name, else null. The lock of `operations` is held by the caller.
+// Return the operation on its way to the mode if it has this name, else null.
 Operation* awaited_operation(const char* name, const char* overload) {
   if (awaited.empty()) return nullptr;
   const c10::FunctionSchema* schema = awaited.back().schema;

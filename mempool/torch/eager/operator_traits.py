@@ -14,6 +14,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from mempool.logs import log
 from mempool.recording.torch.ledger import is_wrapper, tensors_in
 from mempool.recording.torch.operations import Operation, learn
+from mempool.torch.eager import interposer
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -66,7 +67,7 @@ class OperatorTraits:
         whole: see `Operation`.
         arguments: see `Operation`.
         effects: undeclared memory effects, or None.
-        plain: no argument is a tensor, only numbers and the like.
+        is_foreach: whether the arguments are lists of tensors, whose bytes alone determine the results'.
         may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
             the result size, and the schema declares all memory accesses.
         may_be_followed: whether the operation may skip the mode where a schedule expects it: as `may_pass`,
@@ -74,24 +75,23 @@ class OperatorTraits:
     """
 
     __slots__ = (
-        "arguments", "asks", "call", "effects", "function", "may_be_followed", "may_pass", "plain",
-        "views", "whole",
+        "_call", "_is_operator", "arguments", "asks", "effects", "function", "is_foreach", "may_be_followed",
+        "may_pass", "views", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Any, device: str) -> None:
         """Compute the traits of a function on a kind of device such as ``cpu``."""
         operation = learned(function)
         self.function = function
-        self.call = function._op if type(function) is torch._ops.OpOverload else function
+        self._is_operator = type(function) is torch._ops.OpOverload
+        self._call = function._op if self._is_operator else function
         self.asks, self.whole = operation.asks, operation.whole
         self.views = operation.views or operation.name == "aten::_local_scalar_dense"
         self.arguments: tuple[Argument, ...] = operation.arguments
         self.effects: UndeclaredEffects | None = undeclared_effects(function, operation, device)
-        keeps = self.effects is not None and self.effects.keeps
         schema = getattr(function, "_schema", None)
-        tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
-        self.plain = not keeps and not tensors
         name = operation.name.partition("::")[2].split(".", 1)[0]
+        self.is_foreach = name.startswith("_foreach_")
         self.may_pass = (
             (self.effects is None or self.effects.only_blank)
             and operation.name.startswith("aten::")
@@ -101,6 +101,12 @@ class OperatorTraits:
             and not is_overridden(operation)
         )
         self.may_be_followed = (self.may_pass and self.effects is None) or _namespace(operation) == "profiler"
+
+    def repeat(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program's operation for the program; profiles have the operation already."""
+        if self._is_operator:
+            interposer.leave_out_of_profiles()
+        return self._call(*args, **kwargs)
 
     @property
     def writes(self) -> bool:

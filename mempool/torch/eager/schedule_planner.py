@@ -288,6 +288,6 @@ def arena_bytes(step: Step, schedule: Schedule, alignment: int) -> int:
     """
     buffers, _ = device_buffers(step, schedule, alignment=alignment)
     try:
-        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_packing_nodes), solver="search").arena_bytes
+        return solve(buffers, stop=Stop(nodes=OPTIONS.arena_packing_nodes)).arena_bytes
     except PlanError:  # sizes exceed the countable range
         return step.peak_bytes

@@ -138,7 +138,7 @@ def _of_cudnn(trace: Trace) -> int:
 
 
 def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
-    """Return the largest load of some operations, counting the buffers that each operation touches once more.
+    """Return the largest load during some operations, counting twice the buffers that an operation touches.
 
     Args:
         trace: the trace.

@@ -75,7 +75,7 @@ class TrainingWatcher:
 
 
 class WatchingCallback:
-    """Base of the callbacks for trainers: a pool under a training, and the training's end.
+    """Base of the callbacks for trainers, which watch a training with a pool until the training ends.
 
     Attributes:
         watcher: the pool, and the present phase.

@@ -147,7 +147,7 @@ class Engine(Protocol):
         """Return the seconds between neighbouring marks, waits for copies excluded."""
 
     def reserve(self, size: int) -> None:
-        """Prepare the host memory of a plan that needs `size` bytes at once, if that preparation is slow."""
+        """Prepare host memory of `size` bytes for a schedule, if that preparation is slow."""
 
     def end_iteration(self) -> None:
         """End an iteration; host memory unused in this iteration and the last may return to the system."""

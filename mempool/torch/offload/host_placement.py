@@ -63,6 +63,6 @@ def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
     Raises:
         PlanError: the sizes exceed the countable range.
     """
-    plan = solve(copies, stop=Stop(nodes=OPTIONS.host_packing_nodes), solver="search")
+    plan = solve(copies, stop=Stop(nodes=OPTIONS.host_packing_nodes))
     assert plan.offset is not None  # no capacity limits the plan
     return plan.offset[:, 0], pages(plan.arena_bytes)

@@ -18,7 +18,7 @@
 
 namespace offload {
 
-// Seconds added to each copy, so that a plan without stalls has no stalls under other roundings either.
+// Seconds added to each copy, so that a schedule without stalls has no stalls under other roundings either.
 constexpr double kSlack = 1e-9;
 
 struct Absences {
@@ -273,7 +273,7 @@ class Planner {
     std::vector<uint8_t> chosen;
     std::vector<int64_t> now;
     double over, out = 0, in = 0;
-    int64_t left = 0;  // number of plans that may still be evaluated
+    int64_t left = 0;  // number of schedules that may still be evaluated
   };
 
   // Chooses these absences if they reduce the bytes over the limit; otherwise tries each half of them.
@@ -528,7 +528,7 @@ inline Result Planner::plan(const std::vector<int32_t>& order, int64_t limit, in
     waits = last.waits;
     last = attempt(1);
   }
-  double low = 0, high = 1;  // bisects for the smallest share of the best plan's waits that helps
+  double low = 0, high = 1;  // bisects for the smallest share of the best schedule's waits that helps
   for (int round = 1; round < rounds && best.stall > 0 && std::isfinite(best.stall); ++round) {
     waits = best.waits;
     const double share = (low + high) / 2, before = best.stall;

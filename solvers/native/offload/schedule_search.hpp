@@ -1,7 +1,7 @@
-// Local search on an offload plan: small changes, each judged by the resulting stall.
+// Local search on an offload schedule: small changes, each judged by the resulting stall.
 //
 // Late acceptance (Burke and Bykov, European Journal of Operational Research 258, 2017): a change is kept if
-// the plan is no worse than the plan some steps ago. Deterministic; stops after an amount of work.
+// the schedule is no worse than the schedule some steps ago. Deterministic; stops after an amount of work.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,8 @@ class ScheduleSearch {
     for (int t = 0; t < 2; ++t) out_done_[t].assign(a_.count(), 0.0), in_done_[t].assign(a_.count(), 0.0);
   }
 
-  // Returns the best plan found within `work`, counted in operations and absences examined; also starts from
-  // an empty plan.
+  // Returns the best schedule found within `work`, counted in operations and absences examined; also starts from
+  // an empty schedule.
   std::vector<Move> improve(const std::vector<Move>& first, double work) {
     moves_ = first;
     load_ = p_.load();
@@ -234,7 +234,7 @@ class ScheduleSearch {
     *at = c;
   }
 
-  // Cost of the plan: the stall; ties are broken by the seconds of the copies.
+  // Cost of the schedule: the stall; ties are broken by the seconds of the copies.
   double cost() {
     for (auto* heads : {&release_at_, &fetch_at_, &use_at_, &out_at_}) std::fill(heads->begin(), heads->end(), -1);
     double outs = 0, ins = 0, plain = begins_[k_];

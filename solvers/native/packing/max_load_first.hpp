@@ -305,13 +305,11 @@ class IntervalIndex {
 };
 
 // Chooses jobs for an arena of at most `goal` bytes. `noise` is the largest fraction of the goal by which the
-// load of intervals is overestimated at random, to get different choices. No job larger than the room below
-// `ceiling` is chosen.
+// load of intervals is overestimated at random, to get different choices.
 class MaxLoadFirst {
  public:
-  MaxLoadFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double noise, Random& random,
-               int64_t ceiling = no_limit)
-      : goal_(goal), ceiling_(ceiling), length_(jobs.instants - 1), load_(with_noise(load_of(jobs), noise * static_cast<double>(goal), random)),
+  MaxLoadFirst(const Jobs& jobs, const std::vector<int32_t>& candidates, int64_t goal, double noise, Random& random)
+      : goal_(goal), length_(jobs.instants - 1), load_(with_noise(load_of(jobs), noise * static_cast<double>(goal), random)),
         index_(jobs, candidates) {}
 
   // Takes and returns the job for a valley, or -1 if the valley should rise.
@@ -320,7 +318,7 @@ class MaxLoadFirst {
     const int32_t from = alone ? 0 : valley.from, to = alone ? 2 * length_ : valley.to;
     const int32_t fullest = fullest_of(valley);
     const int64_t here = load_[fullest % length_], wall = std::min(valley.before, valley.after);
-    const int64_t room = ceiling_ - valley.height;
+    const int64_t room = std::numeric_limits<int64_t>::max() - valley.height;
     int64_t most = room;
     if (!alone) {
       if (load_[from > 0 ? from - 1 : length_ - 1] >= here) most = std::min(most, valley.before - valley.height);
@@ -345,8 +343,6 @@ class MaxLoadFirst {
   }
 
  private:
-  static constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
-
   static std::vector<int64_t> with_noise(std::vector<int64_t> load, double noise, Random& random) {
     if (noise <= 0) return load;
     const auto count = static_cast<int32_t>(load.size());
@@ -373,7 +369,7 @@ class MaxLoadFirst {
     return found;
   }
 
-  int64_t goal_, ceiling_;
+  int64_t goal_;
   int32_t length_;
   LoadTree load_;
   IntervalIndex index_;
@@ -388,21 +384,6 @@ inline std::vector<int64_t> pack_max_load_first(const Jobs& jobs, const std::vec
   MaxLoadFirst chooser(jobs, packer.candidates(), goal, noise, random);
   const auto take = [&](const Valley& valley) { return chooser.take(valley); };
   return packer.pack(order, limit, cancel, take) < 0 ? std::vector<int64_t>() : packer.offsets();
-}
-
-// Places maximum load first the jobs that fit below a ceiling; -1 for the others. `goal` is the arena that
-// would hold all jobs. Returns no offsets when cancelled.
-inline std::vector<int64_t> pack_below(const Jobs& jobs, const std::vector<int32_t>& order, int64_t ceiling,
-                                       int64_t goal, double noise, Random& random, const Cancel& cancel) {
-  ValleyPacker packer(jobs);
-  MaxLoadFirst chooser(jobs, packer.candidates(), goal, noise, random, ceiling);
-  const auto take = [&](const Valley& valley) {
-    for (;;) {  // a job that does not fit with its padding is left out for good: the ground only rises
-      const int32_t job = chooser.take(valley);
-      if (job < 0 || jobs.aligned(job, valley.height) <= ceiling - jobs.size[job]) return job;
-    }
-  };
-  return packer.pack_below(order, ceiling, cancel, take) ? packer.offsets() : std::vector<int64_t>();
 }
 
 }  // namespace packing

@@ -382,17 +382,6 @@ class ValleyPacker {
     return arena <= limit ? arena : -1;
   }
 
-  // Places the jobs that fit below a ceiling and leaves out the others, with offset -1; take(valley) must
-  // return only jobs that fit there. Returns false when cancelled.
-  template <class Take>
-  bool pack_below(const std::vector<int32_t>& order, int64_t ceiling, const Cancel& cancel, Take take) {
-    offset_.assign(jobs_.count(), -1);
-    if (!place_others(order, cancel, ceiling)) return false;
-    const Times times = instants_of(jobs_);
-    Skyline skyline(floor_under(jobs_, times, others_, offset_));
-    return skyline.fill(jobs_, times, candidates_.size(), ceiling, offset_, cancel, take);
-  }
-
   const std::vector<int64_t>& offsets() const& { return offset_; }
   std::vector<int64_t> offsets() && { return std::move(offset_); }
   const std::vector<int32_t>& candidates() const { return candidates_; }
@@ -421,8 +410,7 @@ class ValleyPacker {
 
   // Returns whether the placement was completed. In order of starts, jobs that have ended can no longer
   // conflict.
-  bool place_others(const std::vector<int32_t>& order, const Cancel& cancel,
-                    int64_t ceiling = std::numeric_limits<int64_t>::max()) {
+  bool place_others(const std::vector<int32_t>& order, const Cancel& cancel) {
     if (others_.empty()) return true;
     prioritize(order);
     std::sort(others_.begin(), others_.end(), [&](int32_t a, int32_t b) {
@@ -439,10 +427,8 @@ class ValleyPacker {
     int64_t work = 0;
     for (auto it = free; it != others_.end(); ++it) {
       if (cancel.cancelled()) return false;
-      const int64_t at = placed.find(*it, Rule::first_fit, work);
-      if (at > ceiling - jobs_.size[*it]) continue;
-      offset_[*it] = at;
-      placed.insert(*it, at);
+      offset_[*it] = placed.find(*it, Rule::first_fit, work);
+      placed.insert(*it, offset_[*it]);
       if (by_start && (it - free) % soon_forgotten == 0)
         placed.remove_if([&](int32_t job) { return end(job) <= start(*it); });
     }

@@ -9,12 +9,11 @@
 
 #include "arrays.hpp"
 #include "simulators/allocator.hpp"
-#include "simulators/cnmem.hpp"
 #include "simulators/coalescing.hpp"
 #include "simulators/pytorch_expandable.hpp"
 #include "simulators/rmm_arena.hpp"
 #include "simulators/rmm_pool.hpp"
-#include "simulators/textbook.hpp"
+#include "simulators/plain_fit.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -119,14 +118,9 @@ void bind_pytorch(nb::module_& m) {
 void bind_pools(nb::module_& m) {
   nb::class_<Cupy, Allocator>(m, "SimulatedCupy", "CuPy's pool.")
       .def(nb::init<Device&>(), nb::keep_alive<1, 2>(), "device"_a);
-  nb::class_<Cnmem, Allocator>(m, "SimulatedCnmem", "CNMeM with `first` bytes reserved at first, and more later if it grows.")
-      .def(nb::init<Device&, int64_t, bool>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "first"_a, "grows"_a);
   nb::class_<Bfc, Allocator>(m, "SimulatedBfc", "TensorFlow's best fit with coalescing.")
       .def(nb::init<Device&, int64_t, int64_t, bool>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "region"_a,
            "slack"_a, "collects"_a);
-  nb::class_<Buddy, Allocator>(m, "SimulatedBuddy", "Binary buddy system.")
-      .def(nb::init<Device&, int64_t, int64_t>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "least"_a,
-           "region"_a);
 }
 
 void bind_rmm(nb::module_& m) {

@@ -1,4 +1,4 @@
-// Free list of CNMeM and of RMM's pool: adjacent ranges merge, unless the upper one is a head.
+// Free list of RMM's pool: adjacent ranges merge, unless the upper one is a head.
 #pragma once
 
 #include <cstdint>

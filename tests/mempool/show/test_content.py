@@ -13,18 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from shown import Packed, four_buffers
-from swap_steps import links, one_move, schedules, step_from, steps
 
-from mempool.show import Scene, Timeline, View, content, perfetto, scene_of, swap_scene, write_perfetto
+from mempool.show import Scene, content, perfetto, scene_of, write_perfetto
 from mempool.show.annotations import annotations_of
 from mempool.show.packed_columns import Packer, clean
 from mempool.show.thinning import density_of_small_pieces, load_of
 from mempool.show.timeline import timeline_of
 from mempool.show.view import recorded_view
-from solvers import Plan, PlanError, Status, load_curve, peak_load
-from solvers.packing.arenas import arenas_of
-from solvers.packing.plan import stride_of
-from solvers.swap import Link, Schedule, Step, replay
+from solvers import Plan, Status, load_curve, peak_load
 from traces import Buffers, EventType, Trace, buffers_of
 from traces.trace import RANGE_BEGIN, RANGE_END
 
@@ -266,16 +262,6 @@ def test_byte_sums_beyond_the_address_space_are_an_error(sizes: tuple[int, int])
         scene_of(trace)
 
 
-def test_several_arenas_are_stacked() -> None:
-    buffers = Buffers.of([0, 0], [1, 1], [60, 40])
-    capacities = (64, 128)
-    arenas_of(capacities)
-    offset = np.array([[0], [stride_of(capacities) + 8]])
-    plan = Plan(offset, 108, 100, Status.FEASIBLE, "", 0, 0.0, "", arenas=capacities)
-    (view,) = scene_of(buffers, plan=plan).views
-    assert (view.address.tolist(), view.top) == ([0, 72], 192)
-
-
 def test_each_iteration_uses_its_own_column() -> None:
     """A buffer longer than the period alternates between two addresses."""
     buffers = Buffers.of([0], [8], [10], period=5)
@@ -355,79 +341,6 @@ def test_timeline_clock_equals_the_clock_of_the_trace() -> None:
     assert clock.tolist() == [list(range(8)), list(range(0, 8_000_000, 1_000_000))]
     still = four_buffers(time_ns=0)
     assert timeline_of(buffers_of(still), "", trace=still).clock is None
-
-
-LINK = Link(0.0, 1.0, 0.0, 1.0)
-
-
-@st.composite
-def moving(draw: st.DrawFn) -> tuple[Step, Link, Schedule]:
-    """A step with a schedule of at least one move."""
-    step = draw(steps())
-    schedule = draw(schedules(step).filter(len))
-    return step, draw(links()), schedule
-
-
-@given(moving())
-def test_drawn_load_equals_the_replay(one: tuple[Step, Link, Schedule]) -> None:
-    step, k = one[0], len(one[0])
-    timeline = swap_scene(*one).timelines[0]
-    turns = -(-int(timeline.end.max()) // k)
-    times, loads, _ = load_of(timeline)
-    drawn = at(times, loads, turns * k)
-    assert drawn == replay(*one).load.tolist() * turns
-    assert timeline.before is not None
-    assert at(timeline.before[0], timeline.before[1], turns * k) == step.load.tolist() * turns
-
-
-@given(moving())
-def test_each_absence_lies_between_two_rectangles_of_its_buffer(one: tuple[Step, Link, Schedule]) -> None:
-    """Both rectangles are drawn; an absence within the first turn appears in every turn."""
-    made = swap_scene(*one)
-    timeline, view = made.timelines[0], made.views[0]
-    moved = view.moved
-    assert moved is not None
-    turns = -(-int(timeline.end.max()) // len(one[0]))
-    most = turns * len(one[0])
-    pieces = ends(timeline, view, timeline.start) | ends(timeline, view, -timeline.end)
-    for k in range(len(moved.row)):
-        row = int(moved.row[k])
-        assert moved.out[k] <= moved.gone[k] <= moved.back[k] <= moved.use[k] <= most
-        if 0 < moved.gone[k] < most:
-            assert (row, -int(moved.gone[k]), int(moved.left[k])) in pieces
-        if 0 < moved.back[k] < most:
-            assert (row, int(moved.back[k]), int(moved.found[k])) in pieces
-    within = (one[2].use < len(one[0])).sum()
-    assert len(moved.row) >= within * turns
-
-
-def ends(timeline: Timeline, view: View, edge: NDArray[np.int64]) -> set[tuple[int, ...]]:
-    """Buffer, edge and address of each piece."""
-    return set(zip(timeline.owner.tolist(), edge.tolist(), view.address.tolist(), strict=True))
-
-
-@given(moving())
-def test_page_holds_the_moves_and_the_clock_of_a_swap_scene(one: tuple[Step, Link, Schedule]) -> None:
-    back = Packed(content.content_of(swap_scene(*one))[0])
-    view, timeline = back.said["views"][0], back.said["timelines"][0]
-    assert timeline["ticks"] == "operations"
-    assert len(back.column(view["moved"]["row"])) > 0
-    assert back.said["views"][1]["moved"] is None
-    assert (np.diff(back.column(timeline["clock"][1])) >= 0).all()
-
-
-def test_invalid_and_empty_schedules_are_refused() -> None:
-    step = step_from([1.0] * 4, [(8, [(0, True), (3, False)])])
-    wrong = one_move((0, 0, 0, 1, 3, 3), copied=False)
-    with pytest.raises(PlanError, match="host has no copy"):
-        swap_scene(step, LINK, wrong)
-    with pytest.raises(PlanError, match="nothing moves"):
-        swap_scene(step, LINK, Schedule.empty())
-    good = one_move((0, 0, 0, 1, 3, 3))
-    with pytest.raises(PlanError, match="seconds"):
-        swap_scene(step.with_seconds(np.full(4, 1e200)), LINK, good)
-    with pytest.raises(PlanError, match="seconds"):
-        swap_scene(step, Link(1e200, 0.0, 0.0, 0.0), good)
 
 
 def events(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Pages in a browser: owners, stacks, swaps, notes and links."""
+"""Pages in a browser: owners, stacks, notes and links."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ def _has_memory(buffer: Any, kernel: Any) -> bool:
 
 
 def _end_after(ends: set[Any], scheduler: Any) -> None:
-    """Let groups of CPU kernels end after these kernels."""
+    """Let inductor end its group of CPU kernels after each of these kernels."""
     backend = scheduler.get_backend(next(iter(ends)).get_device())
     full = backend.ready_to_flush
     backend.ready_to_flush = lambda: full() or scheduler.current_node in ends

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Cost(IntEnum):
-    """Cost of a change, from none over time and rounding to a different training; cheapest first."""
+    """Class of a change's cost, cheapest first."""
 
     NOTHING = 0  #: neither time nor results change
     ROUNDING = 1  #: no time, but results are rounded differently

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from solvers.swap.tunables import DEFAULTS
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,8 +29,9 @@ if TYPE_CHECKING:
     from solvers.swap.absences import Absences
     from solvers.swap.link import Link
     from solvers.swap.step import Step
-    from solvers.swap.tunables import OffloadTunables
 
+#: Least absences that are counted, the largest first, and absences that are counted for each interval.
+_ABSENCES, _ABSENCES_EACH = 600, 15
 #: Default number of intervals into which the time of the step is cut.
 INTERVALS = 24
 
@@ -46,7 +45,6 @@ def fluid_stall_bound(
     intervals: int = INTERVALS,
     isolated: Sequence[int] = (),
     counted: NDArray[np.int64] | None = None,
-    tunables: OffloadTunables = DEFAULTS,
 ) -> float:
     """Return a bound on the least stall of the schedules that hold the limit, in seconds; inf if none can.
 
@@ -60,16 +58,12 @@ def fluid_stall_bound(
             them.
         counted: rows of the absences whose copies take time; the others are away at no cost. By default the
             largest absences, more of them for more intervals. Counting more absences never lowers the bound.
-        tunables: the number of absences that are counted by default.
     """
     if counted is None:
         large = np.argsort(-absences.size, kind="stable")
-        most = max(tunables.fluid_absences, tunables.fluid_absences_each * intervals)
+        most = max(_ABSENCES, _ABSENCES_EACH * intervals)
         counted = np.sort(large[:most])
-    try:
-        return _Fluid(step, link, absences, limit, intervals, isolated, counted).solve()
-    except ImportError:  # OR-Tools is not installed: 0 is a valid bound
-        return 0.0
+    return _Fluid(step, link, absences, limit, intervals, isolated, counted).solve()
 
 
 class _Fluid:

@@ -8,7 +8,7 @@ a buffer is away as a whole or not at all. With the seconds waited before and af
 program bounds the stall. On a circle, the wait in the part of the turn before p counts for copies out that
 begin there and for copies back that end there in the turn after, and is waited once.
 
-For stalls, the larger of this bound and the bound of `solvers.swap.fluid_bound` is taken.
+For stalls, the larger of this bound and the bound of `fluid_bound` is taken.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from fluid_bound import INTERVALS, fluid_stall_bound
 
 from solvers.swap.absences import absences_of, elapsed_seconds, spanning
-from solvers.swap.fluid_bound import INTERVALS, fluid_stall_bound
-from solvers.swap.tunables import DEFAULTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from solvers.swap.link import Link
     from solvers.swap.step import Step
-    from solvers.swap.tunables import OffloadTunables
 
 #: SCIP's limits on a program of whole buffers; at the node limit the best bound so far is valid.
 _SCIP_LIMITS = "limits/nodes = 200\nlimits/gap = 0.005"
+#: Operations whose linear program is solved: those with the largest bounds by each direction alone.
+_OPERATIONS = 12
+#: Most absences in one linear program; the smallest ones beyond this number count as away at no cost.
+_ABSENCES = 2048
+#: Operations whose program of whole buffers is solved, its integer buffers, and the most absences that span
+#: such an operation.
+_WHOLE_OPERATIONS, _WHOLE_BUFFERS, _WHOLE_ABSENCES = 3, 256, 1024
 #: Relative tolerance of that solver, with a margin.
 _TOLERANCE = 1e-5
 
@@ -62,10 +67,8 @@ class LinkBound:
             the step if memory is short for long, and take twenty times as long.
     """
 
-    def __init__(
-        self, step: Step, link: Link, *, intervals: int = INTERVALS, tunables: OffloadTunables = DEFAULTS
-    ) -> None:
-        self._intervals, self._tunables = intervals, tunables
+    def __init__(self, step: Step, link: Link, *, intervals: int = INTERVALS) -> None:
+        self._intervals = intervals
         step = step.without(step.untouched)  # untouched buffers can be away at no cost
         self._step, self._link = step, link
         self._absences = absences_of(step)
@@ -104,7 +107,6 @@ class LinkBound:
             limit,
             intervals=self._intervals,
             isolated=hardest,
-            tunables=self._tunables,
         )
         return max(single, parts)
 
@@ -116,7 +118,7 @@ class LinkBound:
             parts = np.array_split(candidates, 512)
             candidates = np.array([part[step.load[part].argmax()] for part in parts])
         left = np.array([int(step.load[op]) - self._one_way(op) for op in candidates.tolist()], np.int64)
-        order = np.argsort(-left, kind="stable")[: self._tunables.bound_operations]
+        order = np.argsort(-left, kind="stable")[:_OPERATIONS]
         return [int(op) for op in candidates[order]]
 
     def _copies(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -142,7 +144,7 @@ class LinkBound:
         step, a, k = self._step, self._absences, len(self._step)
         rows = np.flatnonzero(spanning(step, a, op))
         large = rows[np.argsort(-a.size[rows], kind="stable")]
-        most = self._tunables.bound_absences
+        most = _ABSENCES
         small, rows = large[most:], large[:most]
         at = np.where(op > a.last[rows], op, op + k)
         size = a.size[rows]
@@ -175,12 +177,8 @@ class LinkBound:
 
     def _largest(self, values: dict[int, Any]) -> list[int]:
         """Return the operations of largest value, to solve the program of whole buffers for."""
-        few = [
-            op
-            for op in values
-            if spanning(self._step, self._absences, op).sum() <= self._tunables.whole_absences
-        ]
-        return sorted(few, key=lambda op: -values[op])[: self._tunables.whole_operations]
+        few = [op for op in values if spanning(self._step, self._absences, op).sum() <= _WHOLE_ABSENCES]
+        return sorted(few, key=lambda op: -values[op])[:_WHOLE_OPERATIONS]
 
     def _most_away(self, op: int, *, whole: bool = False) -> int:
         a = self._spanning(op)
@@ -191,7 +189,7 @@ class LinkBound:
         return self._program(a, whole=whole).least_wait(needed - a.small_bytes)
 
     def _program(self, spanning: _Spanning, *, whole: bool) -> _Program:
-        return _Program(spanning, whole_buffers=self._tunables.whole_buffers if whole else 0)
+        return _Program(spanning, whole_buffers=_WHOLE_BUFFERS if whole else 0)
 
 
 class _Program:
@@ -212,7 +210,7 @@ class _Program:
         if self._whole:
             self._solver.SetSolverSpecificParametersAsString(_SCIP_LIMITS)
             for row in np.argsort(-spanning.size, kind="stable")[:whole_buffers].tolist():
-                self._away[row].SetInteger(True)  # noqa: FBT003 - positional in OR-Tools
+                self._away[row].SetInteger(True)
         self._waits = [self._solver.NumVar(0.0, 0.0, "") for _ in range(2)]
         # Seconds that become 1: the solver errs where coefficients are large, as of copies beside tiny rooms.
         columns = (spanning.before, spanning.after, spanning.out, spanning.back)

@@ -1,4 +1,4 @@
-#include "core/snapshot.hpp"
+#include "core/pool_state.hpp"
 
 #include <algorithm>
 #include <utility>
