@@ -471,6 +471,11 @@ class Client:
         Allocate the arena that patterns need now rather than at the next boundary. False: the arena is smaller.
         """
 
+    def watch_departures(self, hook: int, most_reserved: int = 0, most_misses: int = 0) -> None:
+        """
+        Call the C function at the address `hook` after each request with which the pool holds more than `most_reserved` bytes, or the client has had more than `most_misses` misses; 0 ends this.
+        """
+
     def set_arena_allowed(self, takes: bool) -> None:
         """
         Allow arena allocation at boundaries under a budget too, and not only by `request_arena`.

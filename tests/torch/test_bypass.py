@@ -47,7 +47,7 @@ class Seen(TorchDispatchMode):
 
 
 def same(program: Any, seed: int, share: float) -> None:
-    """Opened and closed at any instruction; whatever is known while it is closed moves at random."""
+    """Opened, closed and standing by at any instruction; what is known while it is closed moves at random."""
     choose = random.Random(seed)
 
     def nothing() -> None:
@@ -66,6 +66,8 @@ def same(program: Any, seed: int, share: float) -> None:
                 mode.operations.close_bypass()
             elif not mode.bypass.is_open and choose.random() < 0.5:
                 mode.bypass.open()
+            if mode.bypass.is_open and choose.random() < 0.3:
+                mode.bypass.stand_by()
             mode.disturb()
 
         offloaded = small_programs.seen_of(program, 4, disturb, mode.step)
@@ -245,6 +247,87 @@ def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
         reserved = pool.client.pool.stats()["reserved"]["peak"]
     assert losses == expected
     assert reserved <= 8 * MIB * 1.02
+
+
+class TestStandby:
+    """Iterations by the pool's plan, which the mode does not see."""
+
+    @pytest.fixture
+    def pool(self) -> Iterator[Any]:
+        with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:
+            yield pool
+
+    def stands_by(self, pool: Any, loop: Loop) -> list[float]:
+        """Train until the mode stands by, and return the losses."""
+        losses = []
+        while not bypass_of(pool).is_standing_by:
+            losses.append(loop.step())
+            pool.plan_now()
+            assert len(losses) < 40
+        return losses
+
+    def test_no_operation_is_compared_in_planned_iterations(self) -> None:
+        plain = small()
+        expected = [plain.step() for _ in range(60)]
+        with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:
+            loop = small()
+            losses = self.stands_by(pool, loop)
+            assert torch._C._len_torch_dispatch_stack() == 0
+            before = bypass_of(pool).passed
+            losses += [loop.step() for _ in range(60 - len(losses))]
+            assert bypass_of(pool).passed == before
+            assert bypass_of(pool).is_standing_by
+        assert losses == expected
+
+    def test_mode_is_back_before_kept_tensors_exceed_the_limit(self, pool: Any) -> None:
+        loop = small()
+        self.stands_by(pool, loop)
+        kept = []
+        for value in range(24):
+            kept.append(torch.full((MIB // 4,), float(value)))
+            loop.step()
+        assert pool.client.pool.stats()["reserved"]["peak"] <= 16 * MIB * 1.02
+        assert [one.mean().item() for one in kept] == list(range(24))
+        assert torch._C._len_torch_dispatch_stack() == 1
+        del kept
+
+    def test_mode_stays_back_after_a_departure_in_a_backward_pass(self, pool: Any) -> None:
+        loop = small()
+        self.stands_by(pool, loop)
+        kept: list[Any] = []
+        parameter = next(loop.net.parameters())
+        parameter.register_hook(lambda _: kept.append(torch.ones(4 * MIB)))
+        loop.step()
+        assert len(kept) == 1
+        assert torch._C._len_torch_dispatch_stack() == 1
+        kept.clear()
+
+    def test_iteration_without_a_place_in_the_plan_brings_the_mode_back(self, pool: Any) -> None:
+        loop = small()
+        self.stands_by(pool, loop)
+        loop.step()  # without the mode, PyTorch may allocate differently, and the pool learns
+        loop.step(300)
+        assert not bypass_of(pool).is_standing_by
+        assert torch._C._len_torch_dispatch_stack() == 1
+
+    def test_mode_does_not_stand_by_in_programs_that_compile(
+        self, pool: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(torch._dynamo.eval_frame.cached_backends, 0, id)
+        loop = small()
+        for _ in range(20):
+            loop.step()
+            pool.plan_now()
+        assert bypass_of(pool).is_open
+        assert not bypass_of(pool).is_standing_by
+
+    def test_removed_mode_is_not_put_back(self) -> None:
+        with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:
+            self.stands_by(pool, small())
+        assert torch._C._len_torch_dispatch_stack() == 0
+        with Seen() as seen:
+            torch.ones(MIB)
+        assert seen.count == 1
 
 
 class TestBypassOpening:

@@ -319,6 +319,12 @@ void bind_client(nb::module_& m) {
            "or by force. True: no arena is left.")
       .def("request_arena", &Client::request_arena, released,
            "Allocate the arena that patterns need now rather than at the next boundary. False: the arena is smaller.")
+      .def("watch_departures",
+           [](Client& c, std::uintptr_t hook, std::size_t most_reserved, std::uint64_t most_misses) {
+             c.watch_departures(reinterpret_cast<void (*)()>(hook), most_reserved, most_misses);
+           }, "hook"_a, "most_reserved"_a = 0, "most_misses"_a = 0, released,
+           "Call the C function at the address `hook` after each request with which the pool holds more than `most_reserved` "
+           "bytes, or the client has had more than `most_misses` misses; 0 ends this.")
       .def("set_arena_allowed", &Client::set_arena_allowed, "takes"_a, released,
            "Allow arena allocation at boundaries under a budget too, and not only by `request_arena`.")
       .def("planned_offset_of",

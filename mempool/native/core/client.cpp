@@ -412,6 +412,7 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
   if (bytes == 0) bytes = 1;
   const ThreadCache& cache = ThreadCache::mine();
   Pool::Given given;
+  void (*departed)() = nullptr;
   {
     const Guarded guard(pool_->lock);
     Sequence* const cached = cache.client == caches_ && cache.stream == stream ? cache.sequence : nullptr;
@@ -419,14 +420,30 @@ Address Client::allocate(std::size_t bytes, Stream stream, bool zeroed) noexcept
       // served from the graph's own memory
     } else if (is_small(bytes)) {
       serve_small(bytes, stream, given);
+      departed = departure();
     } else {
       if (cached != nullptr) given.address = serve_hit(*cached, bytes);
-      if (given.address == 0) given = serve(bytes, stream);
+      if (given.address == 0) {
+        given = serve(bytes, stream);
+        departed = departure();
+      }
     }
     if (flight::on()) note_call(flight::allocate, given.address != 0, bytes, stream, given.address);
   }
+  if (departed != nullptr) departed();
   if (zeroed && given.address != 0 && !given.fresh) pool_->source().device().zero(given.address, bytes, stream);
   return given.address;
+}
+
+void Client::watch_departures(void (*hook)(), std::size_t most_reserved, std::uint64_t most_misses) noexcept {
+  const Guarded guard(pool_->lock);
+  departures_ = {hook, most_reserved, most_misses};
+}
+
+void (*Client::departure() const noexcept)() {
+  if (departures_.hook == nullptr) return nullptr;
+  const bool departs = pool_->source().reserved().current > departures_.most_reserved || misses() > departures_.most_misses;
+  return departs ? departures_.hook : nullptr;
 }
 
 // --- beside another allocator

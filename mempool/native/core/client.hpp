@@ -65,6 +65,9 @@ class Client : private Live<Client> {
   // Allocate a buffer. 0: out of memory; last_out_of_memory() has the details. `zeroed`: filled with zeros;
   // memory that is known to be zero stays untouched.
   Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
+  // From now on call `hook` after each request with which the pool holds more than `most_reserved` bytes, or the client has had more
+  // than `most_misses` misses: in the requesting thread, without a lock. Null ends this.
+  void watch_departures(void (*hook)(), std::size_t most_reserved, std::uint64_t most_misses) noexcept;
   // Free a buffer. False: the address is not the pool's, or (`dead`) is the pool's and already free; nothing
   // happened.
   bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
@@ -330,6 +333,7 @@ class Client : private Live<Client> {
   void count_small_allocation(const Pool::Given& given, std::size_t bytes) noexcept;
   void count_small_free(std::size_t requested, std::size_t rounded) noexcept;
   void serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
+  void (*departure() const noexcept)();  // the hook if a request departs; see watch_departures()
   bool serve_for_graph(std::size_t bytes, Stream stream, Pool::Given& given) noexcept;
   struct Resized {  // the buffer that a new one replaces
     Address address = 0;
@@ -433,6 +437,11 @@ class Client : private Live<Client> {
   ExponentialBackoff bypass_backoff_{1, 1024};
   // bytes taken from the device in this iteration for buffers without a slot in the arena
   std::size_t taken_outside_arena_ = 0;
+  struct {
+    void (*hook)() = nullptr;
+    std::size_t most_reserved = 0;
+    std::uint64_t most_misses = 0;
+  } departures_;
   Pattern* ended_ = nullptr;          // pattern of the last iteration that ended
   PatternHistory history_of_patterns_;             // history of ended iterations
   Results results_;

@@ -104,6 +104,8 @@ class OffloadSession:
         if self._ended or self._process != os.getpid():
             return  # a forked child goes on as is, with reloads on demand
         self._ended = True
+        if self.mode.bypass is not None:
+            self.mode.bypass.resume()
         if self.mode in _get_current_dispatch_mode_stack():
             _take_out(self.mode)
         else:  # called in another thread

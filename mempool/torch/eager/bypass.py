@@ -9,12 +9,14 @@ use, so that all are known at once when room becomes scarce. Meanwhile, the pool
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mempool import _core
+from mempool.settings import NEVER
 from mempool.torch.eager import interposer
 from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.hidden import hidden_from_program
@@ -29,11 +31,17 @@ if TYPE_CHECKING:
     from mempool.torch.eager.transfers import OffloadCounters, TransferManager
 
 
+def _is_compiling() -> bool:
+    """Return whether the program has compiled functions, which run uncompiled under a dispatch mode only."""
+    return any(one is not None for one in torch._dynamo.eval_frame.cached_backends.values())
+
+
 class Bypass:
     """Decides when operations skip a mode, and reports the storages that they used.
 
     Attributes:
         is_open: whether operations skip the mode; nothing is evicted meanwhile.
+        is_standing_by: whether, moreover, the mode is off the stack, and nothing compares operations.
     """
 
     def __init__(
@@ -60,7 +68,10 @@ class Bypass:
         self.is_available = True
         self.calm_iterations, self._required = 0, OPTIONS.bypass_iterations
         self._passed_before = 0  # operations that had passed at the opening
-        self.is_open = False
+        self.is_open = self.is_standing_by = False
+        self._planned_iterations, self._required_planned = 0, OPTIONS.standby_iterations
+        self._misses = self._unplanned_iterations = 0
+        self._has_stood_by = False  # since the bypass opened
 
     # --- opening and closing
 
@@ -112,7 +123,8 @@ class Bypass:
         """Let the mode see operations again.
 
         Returns:
-            uint8[n] of each living storage that was used meanwhile, the last used last.
+            uint8[n] of each living storage that was used meanwhile, the last used last; after a standby, before
+            these all tensors that Python knows.
         """
         if not self.is_open:
             return []
@@ -122,10 +134,12 @@ class Bypass:
         self.calm_iterations, self._required = 0, min(2 * self._required, OPTIONS.bypass_max_iterations)
         with hidden_from_program():
             taken: list[torch.Tensor] = torch.ops.mempool_interposer.taken()
-        return taken
+        stood_by, self._has_stood_by = self._has_stood_by, False
+        return [*self._storages.python_tensors(), *taken] if stood_by else taken
 
     def abandon(self) -> None:
         """Let the mode see operations again without taking a lock, as needed in a forked child."""
+        self.resume()
         if self.is_open:
             self._library.mempool_bypass_close()
             self._transfers.holds_all = self.is_open = False
@@ -134,6 +148,53 @@ class Bypass:
         """Close the bypass for good."""
         self.is_available = False
         self.close()
+
+    # --- standing by
+
+    def end_iteration(self) -> None:
+        """End an iteration; stand by after enough iterations by the pool's plan with the bypass open."""
+        if threading.get_ident() != self._transfers.thread:
+            return
+        before, self._misses = self._misses, self._client.misses()
+        is_planned = self._misses == before
+        if self.is_standing_by:
+            self._unplanned_iterations += not is_planned
+            is_lost = self._unplanned_iterations > OPTIONS.standby_iterations
+            if self._library.mempool_standby_departed() or is_lost:
+                self.resume()
+            else:
+                self._watch(most_misses=self._misses if is_planned else NEVER)
+            return
+        self._library.mempool_standby_end(id(self._mode))  # PyTorch may have restored the stack of before
+        self._planned_iterations = self._planned_iterations + 1 if is_planned and self.is_open else 0
+        if self._planned_iterations >= self._required_planned and not _is_compiling():
+            self.stand_by()
+
+    def stand_by(self) -> None:
+        """Take the mode off the stack until the program needs more memory."""
+        self.is_standing_by = True  # set first, as Ctrl-C may come between
+        if self._library.mempool_standby_begin(id(self._mode)):
+            self._watch(most_misses=NEVER)  # without a mode, PyTorch allocates differently
+            self._unplanned_iterations, self._has_stood_by = 0, True
+        else:
+            self.is_standing_by = False
+
+    def _watch(self, *, most_misses: int) -> None:
+        """Put the mode back once the pool lacks room, or an iteration departs from the plan."""
+        wake = ctypes.cast(self._library.mempool_standby_wake, ctypes.c_void_p).value
+        limit, outside = self._headroom.limit_bytes, self._storages.foreign_bytes
+        most = limit - limit // OPTIONS.standby_reserve_divisor - outside
+        self._client.watch_departures(wake or 0, most_reserved=max(most, 0), most_misses=most_misses)
+
+    def resume(self) -> None:
+        """Put the mode back on the stack if the mode stands by."""
+        if not self.is_standing_by:
+            return
+        self._client.watch_departures(0)
+        self._library.mempool_standby_end(id(self._mode))
+        self._planned_iterations = 0
+        self._required_planned = min(2 * self._required_planned, OPTIONS.bypass_max_iterations)
+        self.is_standing_by = False
 
     # --- operations seen while the bypass is open
 

@@ -156,6 +156,29 @@ at::CallbackHandle met() {
   return handle;
 }
 
+bool is_on_stack(const void* mode) { return will_see(mode, DispatchKeySet(DispatchKey::Python)); }
+
+// A mode that is off the stack while nothing has to move and all requests follow the pool's plan, so that operations cost nothing.
+struct Standby {
+  std::atomic<bool> on{false}, departed{false};
+  const void* mode = nullptr;
+  std::thread::id thread;
+  std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> held;
+
+  bool is_here() const { return on.load(std::memory_order_acquire) && std::this_thread::get_id() == thread; }
+  // Put the mode back. PyTorch may undo this where a guard restores the thread's state.
+  void put_back() {
+    if (is_off_stack) return;
+    c10::impl::tls_set_dispatch_key_included(kKey, true);
+    if (TorchDispatchModeTLS::stack_len() == 0) TorchDispatchModeTLS::push_non_infra_mode_onto_stack(held);
+  }
+};
+
+Standby& standby() {
+  static auto* const made = new Standby;
+  return *made;
+}
+
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
   repeat.end();
@@ -253,19 +276,61 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
     const void* expected = mode;
     one.compare_exchange_strong(expected, nullptr);
   }
+  if (Standby& all = standby(); all.mode == mode) {
+    all.on = false;  // still, where another thread removes the mode
+    all.held.reset();
+  }
   if (any_installed()) return;
   at::disableCallback(met());
   c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-// Say whether this thread runs operations of the offloading itself from now on, or the program's. Return what was so before.
+// Say what this thread runs from now on: 0, the program's operations; 1, those of the offloading itself; 2, the program's within an
+// operation that the mode handles. Return what was so before.
 MEMPOOL_EXPORT int mempool_interposer_ours(int ours) {
   repeat.end();
-  return std::exchange(is_ours, ours != 0) ? 1 : 0;
+  const int before = is_ours ? 1 : is_off_stack ? 2 : 0;
+  is_ours = ours == 1;
+  is_off_stack = ours != 0;  // PyTorch has taken the mode off the stack
+  return before;
 }
 
 // Leave this thread's next operation out of profiles.
 MEMPOOL_EXPORT void mempool_interposer_repeat() { repeat.begin(); }
+
+// Take the mode, the only one of this thread, off the stack, until `mempool_standby_end`. Return 0 if that is impossible now.
+MEMPOOL_EXPORT int mempool_standby_begin(const void* mode) {
+  Standby& all = standby();
+  if (all.on.load() || TorchDispatchModeTLS::stack_len() != 1 || !is_on_stack(mode) || torch::autograd::get_current_graph_task_id() != -1)
+    return 0;
+  all.mode = mode;
+  all.thread = std::this_thread::get_id();
+  all.departed = false;
+  all.held = TorchDispatchModeTLS::pop_stack();
+  c10::impl::tls_set_dispatch_key_included(kKey, false);
+  at::disableCallback(met());
+  all.on.store(true, std::memory_order_release);
+  return 1;
+}
+
+// The program departs from the pool's plan: put the mode back, for the next operation to see.
+MEMPOOL_EXPORT void mempool_standby_wake() {
+  Standby& all = standby();
+  if (!all.is_here()) return;
+  if (!all.departed.exchange(true)) at::reenableCallback(met());
+  all.put_back();
+}
+
+// Return whether the program has departed from the plan since the mode stands by.
+MEMPOOL_EXPORT int mempool_standby_departed() { return standby().departed.load() ? 1 : 0; }
+
+// Put the mode back on this thread's stack, in the thread that took it off; also where PyTorch undid that before.
+MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
+  Standby& all = standby();
+  if (all.mode != mode || all.thread != std::this_thread::get_id() || !all.held) return;
+  if (all.on.exchange(false) && !all.departed) at::reenableCallback(met());
+  if (!is_on_stack(mode)) all.put_back();
+}
 
 // Return the address of the number of unseen operations so far that may have written.
 MEMPOOL_EXPORT const std::atomic<std::uint64_t>* mempool_interposer_writes() { return &unseen_writes; }

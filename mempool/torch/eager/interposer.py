@@ -64,6 +64,8 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_ours": [small],
         "mempool_interposer_allocator": [pointer],
         "mempool_interposer_land": [pointer, pointer, size],
+        "mempool_standby_begin": [pointer],
+        "mempool_standby_end": [pointer],
         "mempool_bypass_reserve": [size],
         "mempool_bypass_open": [pointer, small, pointer, pointer, size],
         "mempool_bypass_learn": [text, text, small, small, size],
@@ -99,6 +101,7 @@ def library() -> ctypes.CDLL:
     loaded.mempool_interposer_copy_writes.restype = ctypes.c_uint64
     loaded.mempool_bypass_count.restype = loaded.mempool_follower_count.restype = ctypes.c_uint64
     loaded.mempool_follower_table.restype = pointer
+    loaded.mempool_standby_wake.restype = loaded.mempool_standby_end.restype = None
     loaded.mempool_entries_begin.restype = loaded.mempool_entries_learn.restype = None
     loaded.mempool_entries_accessed.restype = size
     for name in ("position", "born", "made"):

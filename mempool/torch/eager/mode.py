@@ -197,6 +197,8 @@ class OffloadMode(TorchDispatchMode):
         return self
 
     def __exit__(self, *args: object) -> None:
+        if self.bypass is not None:
+            self.bypass.resume()
         super().__exit__(*args)
         self.end()
 
@@ -311,6 +313,8 @@ class OffloadMode(TorchDispatchMode):
 
     def _end_iteration(self) -> None:
         operations = self.operations
+        if self.bypass is not None and self._detector is None:  # else the mode runs an operation
+            self.bypass.end_iteration()
         operations.remove_dead()
         operations.record_entries()
         interposer.begin_entries(self)

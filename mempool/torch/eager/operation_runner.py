@@ -242,7 +242,7 @@ class OperationRunner:
         if effects.functions:
             self._transfers.reload_all()
         elif effects.keys is not None:
-            self._set_ours(0)
+            self._set_ours(2)
         return func(*args, **kwargs)
 
     def _apply_effects(

@@ -369,15 +369,21 @@ c10::StreamId stream_now(c10::DeviceType device) {
   return guard.getStream(guard.getDevice()).id();
 }
 
+thread_local bool is_off_stack = false;  // the mode is off this thread's stack for a moment, and somebody puts it back
+
 // Guard that takes the mode off the stack and excludes the bypass key.
 class Hidden {
  public:
   Hidden() : mode_(TorchDispatchModeTLS::pop_stack()) {}
-  ~Hidden() { TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_)); }
+  ~Hidden() {
+    TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode_));
+    is_off_stack = was_off_stack_;
+  }
   Hidden(const Hidden&) = delete;
   Hidden& operator=(const Hidden&) = delete;
 
  private:
+  bool was_off_stack_ = std::exchange(is_off_stack, true);
   c10::impl::ExcludeDispatchKeyGuard guard_{kKey};
   std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
 };

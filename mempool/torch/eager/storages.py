@@ -159,17 +159,20 @@ class StorageRegistry:
         # one line: Ctrl-C comes between lines
         record.state, self.resident_bytes = state, self.resident_bytes + more * record.rounded_bytes
 
+    def python_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors on the device that Python knows."""
+        return [one for one in gc.get_objects() if type(one) in PLAIN and self._is_on_device(one)]
+
     def pin_aliases(self) -> None:
         """Keep storages for good that share memory with another one, as those of `torch.from_dlpack`.
 
         Only tensors that Python knows are considered; later aliases are seen when they are made.
         """
         storages: dict[int, tuple[int, torch.Tensor, Any]] = {}
-        for tensor in gc.get_objects():
-            if type(tensor) in PLAIN and self._is_on_device(tensor):
-                with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                    storage = storage_of(tensor)
-                    storages[id(storage)] = address_of(storage), tensor, storage
+        for tensor in self.python_tensors():
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
+                storage = storage_of(tensor)
+                storages[id(storage)] = address_of(storage), tensor, storage
         end, last = 0, None
         for address, tensor, storage in sorted(storages.values(), key=operator.itemgetter(0)):
             if address and address < end:

@@ -89,6 +89,9 @@ class OffloadOptions:
         bypass_reserve_divisor: room that each unseen operation must leave.
         bypass_iterations: such iterations in a row before the bypass opens; each closing doubles the number.
         bypass_max_iterations: most such iterations in a row.
+        standby_iterations: unseen iterations in a row by the pool's plan before later ones go without any
+            comparison of operations; each departure from the plan doubles the number.
+        standby_reserve_divisor: room below which operations are compared again.
     """
 
     host_page_piece_bytes: int = 1 << 20
@@ -154,6 +157,8 @@ class OffloadOptions:
     bypass_reserve_divisor: int = 32
     bypass_iterations: int = 2
     bypass_max_iterations: int = 64
+    standby_iterations: int = 4
+    standby_reserve_divisor: int = 16
 
 
 OPTIONS = OffloadOptions()
