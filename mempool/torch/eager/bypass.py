@@ -123,8 +123,8 @@ class Bypass:
         """Let the mode see operations again.
 
         Returns:
-            uint8[n] of each living storage that was used meanwhile, the last used last; after a standby, before
-            these all tensors that Python knows.
+            uint8[n] of each living storage that was used meanwhile, the last used last; after a standby,
+            before these all tensors that Python knows.
         """
         if not self.is_open:
             return []
@@ -167,11 +167,18 @@ class Bypass:
             return
         self._library.mempool_standby_end(id(self._mode))  # PyTorch may have restored the stack of before
         self._planned_iterations = self._planned_iterations + 1 if is_planned and self.is_open else 0
-        if self._planned_iterations >= self._required_planned and not _is_compiling():
+        if self._planned_iterations >= self._required_planned and not (_is_compiling() or self._keeps()):
             self.stand_by()
+
+    def _keeps(self) -> bool:
+        """Return whether the program has operations that keep addresses, which the mode must see."""
+        traits = list(self._mode.traits.by_id.values())
+        return any(one.effects is not None and one.effects.keeps for one in traits)
 
     def stand_by(self) -> None:
         """Take the mode off the stack until the program needs more memory."""
+        if self.is_standing_by:
+            return
         self.is_standing_by = True  # set first, as Ctrl-C may come between
         if self._library.mempool_standby_begin(id(self._mode)):
             self._watch(most_misses=NEVER)  # without a mode, PyTorch allocates differently
