@@ -30,7 +30,7 @@ using c10::DataPtr;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 
-enum Answer { unknown = 0, planned = 1, recorded = 2, prepare = 3, in_private_pool = 4 };
+enum Answer { unknown = 0, planned = 1, recorded = 2, prepare = 3, in_private_pool = 4, returned = 8 };
 
 struct Core {  // mempool_guest_functions of torch_guest.hpp
   int (*concerns)(size_t bytes);
@@ -51,7 +51,8 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
 };
 const Core* core = nullptr;
 cca::CUDAAllocator* host = nullptr;
-c10::DeleterFnPtr host_deleter = nullptr;
+std::atomic<c10::DeleterFnPtr> host_deleter{nullptr};
+std::atomic<bool> host_caches{true};  // false: a program has switched the host's cache off, and the guest passes everything on
 
 std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
 std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
@@ -96,36 +97,20 @@ struct Request {
 
 class Guest final : public cca::CUDAAllocator {
  public:
+  // A miss looks up device and stream once for both allocators; the host has a deleter of its own without its cache.
   DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return host->allocate(bytes);
-    void* address = nullptr;
-    Request request{bytes};
-    Answer answer = unknown;
-    if (bytes > kMostSmall || core->concerns(bytes) != 0) {
-      request = on_current_stream(bytes);
-      answer = ask(request, &address);
-      if (answer == planned) return planned_tensor(address, request);
-    }
-    DataPtr tensor;
-    try {
-      tensor = host->allocate(bytes);
-    } catch (const c10::OutOfMemoryError&) {
-      request = on_current_stream(bytes);
-      if (!made_room(request, &address)) throw;
-      if (address != nullptr) return planned_tensor(address, request);
-      tensor = host->allocate(bytes);
-    }
-    if (answer == unknown) return tensor;
-    if (tensor.compare_exchange_deleter(host_deleter, &release) && answer == recorded) record(tensor.get(), request);
-    return tensor;
+    if (bytes == 0 || bytes >= kRefused || !host_caches.load()) return host->allocate(bytes);
+    const Request request = on_current_stream(bytes);
+    const auto [address, answer] = serve(request, [&] { return host->raw_alloc_with_stream(bytes, request.stream); });
+    return {address, address, answer == unknown ? host_deleter.load() : &release, c10::Device(c10::DeviceType::CUDA, request.device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void* raw_alloc(size_t bytes) override {
-    return bytes == 0 ? nullptr : raw(on_current_stream(bytes), [&] { return host->raw_alloc(bytes); });
+    return bytes == 0 ? nullptr : serve(on_current_stream(bytes), [&] { return host->raw_alloc(bytes); }).address;
   }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     if (bytes == 0) return nullptr;
-    return raw({bytes, current_device(), stream}, [&] { return host->raw_alloc_with_stream(bytes, stream); });
+    return serve({bytes, current_device(), stream}, [&] { return host->raw_alloc_with_stream(bytes, stream); }).address;
   }
   void raw_delete(void* address) override { release(address); }
 
@@ -165,7 +150,7 @@ class Guest final : public cca::CUDAAllocator {
   }
   cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override {
     cca::CheckpointDelta delta = host->setCheckpointPoolState(device, std::move(state));
-    for (DataPtr& tensor : delta.dataptrs_allocd) tensor.compare_exchange_deleter(host_deleter, &release);
+    for (DataPtr& tensor : delta.dataptrs_allocd) tensor.compare_exchange_deleter(host_deleter.load(), &release);
     return delta;
   }
 
@@ -225,7 +210,11 @@ class Guest final : public cca::CUDAAllocator {
   std::vector<cca::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
     return host->getExpandableSegmentSizes(device);
   }
-  void enable(bool value) override { host->enable(value); }
+  void enable(bool value) override {
+    host->enable(value);
+    if (value) host_deleter.store(host->raw_deleter());
+    host_caches.store(value);
+  }
   bool isEnabled() const override { return host->isEnabled(); }
   void cacheInfo(DeviceIndex device, size_t* largest) override { host->cacheInfo(device, largest); }
   void releasePool(DeviceIndex device, MempoolId_t id) override { host->releasePool(device, id); }
@@ -285,6 +274,7 @@ class Guest final : public cca::CUDAAllocator {
 
  private:
   static constexpr size_t kMostSmall = 1024;  // bytes, of the largest requests that no plan ever has
+  static constexpr size_t kRefused = size_t{1} << 60;  // bytes: the host refuses larger requests by a text of its own
   static constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // of PyTorch's statistics
   static constexpr size_t kSmallPool = size_t{1} << 20;      // bytes: larger requests are the large pool's
   static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
@@ -347,15 +337,17 @@ class Guest final : public cca::CUDAAllocator {
   }
   // Ask the core for a planned address, after getting the arena from the host if the core needs one.
   static Answer ask(const Request& request, void** address) {
+    if (request.bytes <= kMostSmall && core->concerns(request.bytes) == 0) return unknown;
     for (;;) {
-      const auto answer = static_cast<Answer>(core->allocate(request.bytes, request.device, request.number(), address));
-      if (answer == planned) return answer;
-      hand_back();  // an arena that the core has just released serves the host's next request
-      if (answer != prepare) {
-        if (answer != in_private_pool && handed_back.load() && handed_back.exchange(false)) release_cache();
-        return answer;
+      const int said = core->allocate(request.bytes, request.device, request.number(), address);
+      if ((said & returned) != 0) hand_back();  // an arena that the core has just released serves the host's next request
+      const auto answer = static_cast<Answer>(said & ~returned);
+      if (answer == prepare) {
+        get_arena(request.device);
+        continue;
       }
-      get_arena(request.device);
+      if (answer != planned && answer != in_private_pool && handed_back.load() && handed_back.exchange(false)) release_cache();
+      return answer;
     }
   }
   // Release the memory of a former arena, which small tensors would otherwise fragment: an iteration that outgrows the plan has its
@@ -418,27 +410,25 @@ class Guest final : public cca::CUDAAllocator {
     if (made == 2) hand_back();
     return made != 0;
   }
-  static void record(void* address, const Request& request) {
-    core->record(address, request.bytes, request.device, request.number());
-  }
-  static DataPtr planned_tensor(void* address, const Request& request) {
-    report(address, static_cast<int64_t>(request.bytes));
-    return {address, address, &release, c10::Device(c10::DeviceType::CUDA, request.device)};
-  }
+  struct Served {
+    void* address;
+    Answer answer;
+  };
+  // Serve a request from the plan, or by `allocate`, which calls the host.
   template <class Allocate>
-  static void* raw(const Request& request, Allocate allocate) {
+  static Served serve(const Request& request, Allocate allocate) {
     void* address = nullptr;
-    const Answer answer = ask(request, &address);
-    if (answer == planned) return report(address, static_cast<int64_t>(request.bytes)), address;
-    try {
+    Answer answer = ask(request, &address);
+    if (answer != planned) try {
       address = allocate();
     } catch (const c10::OutOfMemoryError&) {
       if (!made_room(request, &address)) throw;
-      if (address != nullptr) return report(address, static_cast<int64_t>(request.bytes)), address;
-      address = allocate();
+      if (address != nullptr) answer = planned;
+      else address = allocate();
     }
-    if (answer == recorded) record(address, request);
-    return address;
+    if (answer == planned) report(address, static_cast<int64_t>(request.bytes));
+    if (answer == recorded) core->record(address, request.bytes, request.device, request.number());
+    return {address, answer};
   }
   // Call `act` with the same tensor as the host made it: the host knows its tensors by their deleter.
   template <class Act>
@@ -446,7 +436,7 @@ class Guest final : public cca::CUDAAllocator {
     struct Borrowed {
       DataPtr own;
       ~Borrowed() { own.release_context(); }
-    } borrowed{DataPtr(tensor.get(), tensor.get_context(), host_deleter, tensor.device())};
+    } borrowed{DataPtr(tensor.get(), tensor.get_context(), host_deleter.load(), tensor.device())};
     act(borrowed.own);
   }
 };
@@ -464,7 +454,8 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
   if (host != nullptr) return 0;  // another allocator came later, and may pass on to the guest
   core = static_cast<const Core*>(functions);
   host = cca::allocator.load();
-  host_deleter = host->raw_deleter();
+  host_deleter.store(host->raw_deleter());
+  host_caches.store(host->isEnabled());
   cca::allocator.store(guest());
   c10::SetAllocator(c10::DeviceType::CUDA, guest(), 255);
   return c10::GetAllocator(c10::DeviceType::CUDA) == guest() ? 1 : 0;

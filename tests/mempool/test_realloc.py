@@ -113,6 +113,7 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
     core.client.enter_dynamic()
     other = core.allocate(5_000)
     core.client.leave_dynamic()
+    assert core.client.misses_with_next() == core.client.misses() + 1  # as far as the plan knows
     assert reallocate(core, other, 20_000) == other
     core.allocate(30_000)
     assert (core.hits, core.outcomes["dynamic"]) == (2, 1)

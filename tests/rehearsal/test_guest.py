@@ -310,16 +310,6 @@ def test_removal_keeps_planned_tensors_valid_and_leaves_the_rest_to_native() -> 
 
 
 @alone
-def test_next_pool_serves_after_a_removal() -> None:
-    for _ in range(3):
-        pool = install()
-        train(pool)
-        assert values(pool)["hits"] > 100
-        pool.close()
-    assert driver().faults == []
-
-
-@alone
 def test_tensors_from_before_the_installation_are_freed_by_native() -> None:
     kept = [torch.full((MIB,), number, dtype=torch.uint8).to("cuda") for number in range(4)]
     pool = install()
@@ -329,6 +319,18 @@ def test_tensors_from_before_the_installation_are_freed_by_native() -> None:
     kept.clear()
     assert torch.cuda.memory_allocated() == allocated - 4 * MIB
     assert driver().faults == []
+
+
+@alone
+def test_memory_without_pytorchs_cache_goes_back_to_the_device() -> None:
+    pool, free = install(), torch.cuda.mem_get_info()[0]
+    torch.cuda.caching_allocator_enable(False)
+    kept = tensor(8 * MIB)
+    torch.cuda.caching_allocator_enable(True)
+    del kept
+    assert torch.cuda.mem_get_info()[0] == free
+    train(pool)
+    assert counts(pool)["hits"] > 0
 
 
 @alone

@@ -247,19 +247,6 @@ def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
     assert reserved <= 8 * MIB * 1.02
 
 
-def test_bypass_stays_closed_near_the_limit() -> None:
-    loop = small()
-    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        for _ in range(10):
-            loop.step()
-        most = pool.report().values["swapping"]["peak_bytes"]
-    loop = small()
-    with mempool.torch.install(device="cpu", limit=int(1.1 * most), background=False) as pool:
-        for _ in range(40):
-            loop.step()
-        assert pool.report().values["swapping"]["bypassed"] == 0
-
-
 class TestBypassOpening:
     """Iterations of which it is told how much they needed."""
 

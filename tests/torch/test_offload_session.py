@@ -171,6 +171,8 @@ USES = {
     "address": lambda kept, _: kept[0].numpy(),
     "address compared": COMPARED,
     "view": lambda kept, _: torch.ops.aten._reshape_alias(kept[0], [512000], [1]),
+    "write past the dispatcher": lambda kept, _: kept[0].untyped_storage().fill_(0),
+    "write of a composite": lambda kept, _: torch.ops.aten._saturate_weight_to_fp16(kept[0]),
     "copies of sparse": copies_of_sparse,
     "dense of sparse": dense_of_sparse,
     "copies of inferred": copies_of_inferred,
@@ -178,7 +180,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_views_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
+def test_uses_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
     with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
         sparse = torch.ones(64, 512).to_sparse()  # 640 KiB
         kept = [torch.full((512, 1000), float(number)) for number in range(8)]  # 2 MB each
@@ -419,6 +421,7 @@ def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> Non
             net(x)
             pool.plan_now()
         after = pool.client.stats()["outcomes"]
+        assert (pool.report().values["swapping"]["bypassed"] > 0) == (limit == "1GiB")
     new = {name: after[name] - before[name] for name in after}
     assert new["hit"] == sum(new.values()) > 0
 

@@ -278,6 +278,26 @@ def test_kept_results_in_planned_places_exceed_no_limit(
     assert all((one == one[0]).all() for one in kept)
 
 
+def test_larger_results_than_of_the_expected_iteration_exceed_no_limit(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """Both kinds of iterations begin alike, and the arena has places for one kind only."""
+    pool = install(BYTES * (COUNT - 4) + BYTES // 4)
+    program = Tensors()
+
+    def usual() -> None:
+        program.iterate(list(range(COUNT)))
+
+    def other() -> None:
+        program.iterate([0])
+        torch.full((6 * ELEMENTS,), 1.0)
+
+    settle(pool, usual)
+    for _ in range(24):
+        iterate(pool, other if program.random.random() < 0.3 else usual, 1)
+    assert swapping(pool)["beyond"] == 0
+
+
 def test_result_of_a_followed_operation_is_pinned_for_another_thread(
     pool: mempool.torch.TensorPool,
 ) -> None:

@@ -356,17 +356,27 @@ def _aligned(
     when = np.full(len(sizes), _NEVER, np.int64)
     if len(rows) == 0:
         return result, when
-    look = min(len(rows), 32)
-    cursor = len(rows) - 1  # counts down, past 0 into earlier iterations
-    steady = list(zip(least.tolist(), most.tolist(), strict=True))
-    count = len(steady)
-    for i in range(len(sizes) - 1, -1, -1):
-        size = int(sizes[i])
-        for ahead in range(look):
+    count, look = len(rows), min(len(rows), 32)
+    cursor = count - 1  # counts down, past 0 into earlier iterations
+    low, high = np.tile(least[::-1], 2), np.tile(most[::-1], 2)
+    for i in np.flatnonzero(_are_within(sizes, least, most))[::-1]:
+        turn, at = divmod(cursor, count)
+        next_places = slice(count - 1 - at, count - 1 - at + look)
+        fits = (low[next_places] <= sizes[i]) & (sizes[i] <= high[next_places])
+        ahead = int(fits.argmax())
+        if fits[ahead]:
             turn, at = divmod(cursor - ahead, count)
-            if steady[at][0] <= size <= steady[at][1]:
-                result[i] = rows[at]
-                when[i] = int(rows[at]) + (turn - 1) * period
-                cursor -= ahead + 1
-                break
+            result[i] = rows[at]
+            when[i] = rows[at] + (turn - 1) * period
+            cursor -= ahead + 1
     return result, when
+
+
+def _are_within(
+    sizes: NDArray[np.int64], least: NDArray[np.int64], most: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return a mask of the sizes that lie in any of the ranges from `least` to `most`."""
+    begun = np.searchsorted(np.sort(least), sizes, side="right")
+    ended = np.searchsorted(np.sort(most), sizes, side="left")
+    within: NDArray[np.bool_] = begun > ended
+    return within

@@ -26,6 +26,7 @@ class Hook {
     Entry* also_unlinked = nullptr;
     // a newer entry on the same pool, which frees and counts the buffers this one left live
     Entry* heir = nullptr;
+    Atomic<int> device{-1};  // the CUDA device that is known to be the client's; a bound device stays the same
 
     Address allocate(std::size_t bytes, bool zeroed, Stream stream = 0) noexcept {
       return checked == nullptr ? client->allocate(bytes, stream, zeroed) : checked->allocate(bytes, stream, zeroed);

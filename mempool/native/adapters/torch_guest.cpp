@@ -25,14 +25,17 @@ bool has_pool(int device) noexcept {
   return device < 0 || device >= kDevices || pools_[static_cast<std::size_t>(device)].load(std::memory_order_acquire) != 0;
 }
 
-// Return the client that serves this device, or null: the host alone serves it. Present.
+// Return the client that serves this device, or null: the host alone serves it. Present. A bound device keeps its index:
+// a thread that does not see another thread's store yet asks the device itself, with the same answer.
 Client* client_of(int device) noexcept {
   Hook::Entry* const entry = hook_.serving_here();
   if (entry == nullptr) return nullptr;
+  if (entry->device.load(std::memory_order_relaxed) == device) return entry->client;
   Device& its = entry->client->pool().source().device();
-  if (its.is(device)) return entry->client;
-  if (!its.serves(device)) return nullptr;
-  entry->client->device_is_bound();
+  const bool bound = its.is(device);
+  if (!bound && !its.serves(device)) return nullptr;
+  entry->device.store(device, std::memory_order_relaxed);
+  if (!bound) entry->client->device_is_bound();
   return entry->client;
 }
 
@@ -44,7 +47,7 @@ int concerns(std::size_t bytes) {
   return entry != nullptr && entry->client->is_concerned_with(bytes) ? 1 : 0;
 }
 
-int allocate(std::size_t bytes, int device, std::intptr_t stream, void** address) {
+int answer(std::size_t bytes, int device, std::intptr_t stream, void** address) {
   if (has_pool(device)) return mempool_guest_private;
   if (hook_.nobody_serves()) return mempool_guest_host;
   const Presence::Here here;
@@ -54,6 +57,11 @@ int allocate(std::size_t bytes, int device, std::intptr_t stream, void** address
   bool recorded = false;
   *address = pointer_to(client->allocate_planned(bytes, stream, recorded));
   return *address != nullptr ? mempool_guest_planned : recorded ? mempool_guest_record : mempool_guest_host;
+}
+
+int allocate(std::size_t bytes, int device, std::intptr_t stream, void** address) {
+  const int said = answer(bytes, device, stream, address);
+  return HostedMemory::any_returned().load(std::memory_order_relaxed) ? said | mempool_guest_returned : said;
 }
 
 void record(void* address, std::size_t bytes, int device, std::intptr_t stream) {

@@ -25,6 +25,7 @@ enum mempool_guest_answer {
   mempool_guest_record = 2,   // the host serves the request, and `record` follows
   mempool_guest_prepare = 3,  // get a block from the host first (`wanted`, `offer`), then ask again
   mempool_guest_private = 4,  // a graph is captured, or a private pool is active: the host serves the request
+  mempool_guest_returned = 8,  // added to another answer: there is a block to hand back first (`returned`)
 };
 
 // Table of functions for the guest; guest.cpp declares the same one.

@@ -675,7 +675,7 @@ std::size_t Client::take_live_peak() noexcept {
 
 std::vector<Divergence> Client::divergences() {
   const Guarded guard(pool_->lock);
-  return {divergences_.begin(), divergences_.end()};
+  return divergences_;
 }
 
 std::vector<DecisionLog::Entry> Client::decisions() {

@@ -442,7 +442,7 @@ class Client : private Live<Client> {
   double iteration_seconds_ = 0;      // of the iteration that a mark ends
   Pattern* coming_ = nullptr;  // installed; takes effect when a sequence begins an iteration of the pattern
   ClientStats stats_;
-  std::deque<Divergence> divergences_;
+  std::vector<Divergence> divergences_;
   DecisionLog decisions_;
   std::uint64_t arena_decided_ = 0;   // bytes of the arena in the latest such decision
   std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot

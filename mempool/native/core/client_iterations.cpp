@@ -38,7 +38,7 @@ std::uint64_t Client::misses_with_next() noexcept {
   const Guarded guard(pool_->lock);
   const bool follows = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
   const Follower::Next next = follows ? cache.sequence->follower.next_due() : Follower::Next{};
-  const bool hits = next.slot != nullptr && (next.slot->offset == kDynamic || pool_->is_slot_free(*next.slot, next.size));
+  const bool hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
   return misses() + (hits ? 0 : 1);
 }
 

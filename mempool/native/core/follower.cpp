@@ -233,6 +233,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     // continue.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
     if (!ends_here) {
+      clean_ = false;
       ++beyond_;
       return Match::none(Outcome::past_end);
     }

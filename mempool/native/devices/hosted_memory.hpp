@@ -61,19 +61,23 @@ class HostedMemory {
     const Guarded guard(returned().lock);
     try {
       returned().blocks.push_back(block);
-      returned().any.store(true);
+      any_returned().store(true);
     } catch (...) {  // never handed back: wasteful but correct
     }
   }
   // Return and forget a released block; 0: none.
   static Address take_returned() noexcept {
-    if (!returned().any.load(std::memory_order_relaxed)) return 0;
+    if (!any_returned().load(std::memory_order_relaxed)) return 0;
     const Guarded guard(returned().lock);
     std::vector<Address>& blocks = returned().blocks;
     const Address block = blocks.empty() ? 0 : blocks.back();
     if (!blocks.empty()) blocks.pop_back();
-    returned().any.store(!blocks.empty());
+    any_returned().store(!blocks.empty());
     return block;
+  }
+  static Atomic<bool>& any_returned() noexcept {  // a block is to be handed back
+    static Atomic<bool> any{false};
+    return any;
   }
   // Set by each request and question; the adapter clears the flag before it looks at all devices.
   static Atomic<bool>& any_request() noexcept {
@@ -84,7 +88,6 @@ class HostedMemory {
  private:
   struct Returned {
     Lock lock;
-    Atomic<bool> any{false};
     std::vector<Address> blocks;
   };
   static Returned& returned() noexcept {

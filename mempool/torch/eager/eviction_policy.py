@@ -84,7 +84,6 @@ class EvictionPolicy:
             missing = need - self.spare
         if ahead:
             self._copy_ahead(order)
-        self._counts.over += missing > 0
         return missing <= 0
 
     def admit(self, needed: int, given: list[StorageRecord], now: int, *, ahead: bool) -> None:
@@ -95,9 +94,13 @@ class EvictionPolicy:
         """
         keys = {record.key: record for record in given}
         absent = [record for record in keys.values() if record.state != RESIDENT]
-        needed += sum(record.rounded_bytes for record in absent if record.state == OFFLOADED)
-        if needed > self.spare:
-            self.make_room(needed, keys, now, ahead=ahead)
+        room = needed + _offloaded_bytes(absent)
+        if room > self.spare and not self.make_room(room, keys, now, ahead=ahead):
+            if self._headroom is not None and self._headroom.holds_arena:  # which stays for a single argument
+                self.clear((), now)
+                self._headroom.give_back()
+                absent = [record for record in keys.values() if record.state != RESIDENT]
+            self._counts.over += needed + _offloaded_bytes(absent) > self.spare
         if not absent:
             return
         try:
@@ -149,6 +152,10 @@ class EvictionPolicy:
                 return
             self._transfers.offload(record)  # no effect if a good copy exists or is under way
             room -= record.rounded_bytes
+
+
+def _offloaded_bytes(records: list[StorageRecord]) -> int:
+    return sum(record.rounded_bytes for record in records if record.state == OFFLOADED)
 
 
 def victims(order: list[StorageRecord], missing: int) -> list[StorageRecord]:

@@ -70,7 +70,7 @@ class Iterations:
         self._evictions_before = 0  # evictions and delays when this iteration began
         self.limit_bytes = self._requested_bytes = limit_bytes
         self.is_following = False
-        self.footprints: list[tuple[Any, Any, Footprint]] = []
+        self.footprints: list[tuple[Any, int, Footprint]] = []
         self._shared_footprints = self.footprints
         self.actions: list[OperationActions] = []
         self._row_bytes: list[int] = []
@@ -166,13 +166,13 @@ class Iterations:
         self._counts.put_off += not has
         return has
 
-    def remember_footprint(self, func: Any, asked: Any, need: Footprint) -> None:
+    def remember_footprint(self, func: Any, given: int, need: Footprint) -> None:
         """Remember the footprint of the next operation: see `OffloadPattern.footprints`."""
         at = len(self.current.functions)
         if at < len(self.footprints):
-            self.footprints[at] = func, asked, need
+            self.footprints[at] = func, given, need
         elif at == len(self.footprints) < OPTIONS.max_iteration_footprints:
-            self.footprints.append((func, asked, need))
+            self.footprints.append((func, given, need))
 
     def mark_start(self, footprint: Footprint) -> None:
         """Mark the beginning of an operation, unless the schedule knows all durations.
@@ -318,6 +318,8 @@ class Iterations:
         if (other := self.patterns.matching_prefix(self.current, func, self.pattern)) is None:
             return False
         self.pattern, self._sizes_differ = other, False
+        if self._headroom is not None:
+            self._headroom.is_checked |= not (other.is_served and self.is_final)
         self._bind_rows(other.schedule)
         self._catch_up(other.schedule)
         self._learning.set(on=other.is_stable)

@@ -46,6 +46,10 @@ class Footprint:
         self.is_guess = is_guess
 
 
+#: Entry of `OffloadPattern.footprints` that is no operation's.
+NO_FOOTPRINT = (None, 0, Footprint(0))
+
+
 class PoolCounters:
     """Pool counters around one operation, read without disturbing the peaks that others read."""
 
@@ -82,9 +86,21 @@ class OpFootprints:
     largest ratio of results to arguments seen, or 1.
     """
 
-    def __init__(self, counters: PoolCounters | None = None, alignment: int = 1) -> None:
-        """Create an empty cache; without a pool's counters, workspaces stay unknown."""
+    def __init__(
+        self,
+        counters: PoolCounters | None = None,
+        alignment: int = 1,
+        spare: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            counters: the pool's; without any, workspaces stay unknown.
+            alignment: sizes are rounded up to a multiple of this, bytes.
+            spare: returns the free bytes without any eviction.
+        """
         self._counters = counters
+        self.spare = spare
         self._alignment = alignment
         self.cache: dict[Any, Footprint] = {}
         self._largest_result: dict[Any, int] = {}
@@ -93,7 +109,7 @@ class OpFootprints:
         self._kept_workspace = 0  # bytes that a product kept when first run in a thread
         self._product_threads: set[int] = set()  # threads that have run a product
 
-    def footprint(self, func: Any, args: Any, kwargs: Any, given: int, spare: int) -> Footprint:
+    def footprint(self, func: Any, args: Any, kwargs: Any, given: int) -> Footprint:
         """Return the footprint of an operation.
 
         Args:
@@ -101,7 +117,6 @@ class OpFootprints:
             args: positional arguments.
             kwargs: keyword arguments.
             given: bytes of the storages among the arguments.
-            spare: free bytes without any eviction.
         """
         sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
         try:
@@ -119,7 +134,7 @@ class OpFootprints:
             sparse = _is_sparse(args)
             modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and not sparse
             modest = modest and _is_even(args)
-            ample = modest and 0 < given * OPTIONS.footprint_ample <= spare
+            ample = modest and 0 < given * OPTIONS.footprint_ample <= self.spare()
             made, is_guess = (0, False) if ample else self._predicted_bytes(func, args, kwargs, given)
             more = 0 if ample else _unpredicted_bytes(func, args)
             touched = given + made + (more if func in self._workspace_share else 0)

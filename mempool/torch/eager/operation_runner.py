@@ -9,6 +9,7 @@ import torch
 
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
+from mempool.torch.eager.op_footprints import NO_FOOTPRINT
 from mempool.torch.eager.operator_traits import NATIVE, PLAIN
 from mempool.torch.eager.storages import OFFLOADED, RELOADING, RESIDENT, bytes_of, storage_of
 from mempool.torch.offload.options import OPTIONS
@@ -121,17 +122,15 @@ class OperationRunner:
             size += record.rounded_bytes
             if record.state != RESIDENT:
                 all_resident = False
-        footprints, footprint = iterations.footprints, None
-        key: Any = (args, kwargs) if traits.plain else size
-        if at < len(footprints):
-            previous = footprints[at]
-            if previous[0] is func and previous[1] == key != 0:
-                footprint = previous[2]
-        if footprint is None:
-            footprint = self.footprints.footprint(func, args, kwargs, size, self._eviction.spare)
-            if self._headroom is not None and at < len(footprints) and footprints[at][0] is func:
-                self._headroom.note_growth(footprint.result_bytes - footprints[at][2].result_bytes)
-            iterations.remember_footprint(func, key, footprint)
+        previous = iterations.footprints[at] if at < len(iterations.footprints) else NO_FOOTPRINT
+        if traits.is_foreach and previous[0] is func and previous[1] == size:  # long lists
+            footprint = previous[2]
+        else:
+            footprint = self.footprints.footprint(func, args, kwargs, size)
+        if previous[2] is not footprint:
+            if self._headroom is not None and previous[0] is func:
+                self._headroom.note_growth(footprint.result_bytes - previous[2].result_bytes)
+            iterations.remember_footprint(func, size, footprint)
         needed, headroom = footprint.result_bytes + footprint.workspace_bytes, self._headroom
         peak = storages.resident_bytes + needed
         if peak > self._peak_bytes:
@@ -210,7 +209,7 @@ class OperationRunner:
         if self.unwritten:
             self._mark_written(given)
         size = sum(record.rounded_bytes for record in given)
-        footprint = self.footprints.footprint(traits.function, args, kwargs, size, self._eviction.spare)
+        footprint = self.footprints.footprint(traits.function, args, kwargs, size)
         if bypass.lacks(footprint.result_bytes + footprint.workspace_bytes):
             self.close_bypass()
             return self.run(traits, args, kwargs)

@@ -67,7 +67,7 @@ class OperatorTraits:
         whole: see `Operation`.
         arguments: see `Operation`.
         effects: undeclared memory effects, or None.
-        plain: no argument is a tensor, only numbers and the like.
+        is_foreach: whether the arguments are lists of tensors, whose bytes alone determine the results'.
         may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
             the result size, and the schema declares all memory accesses.
         may_be_followed: whether the operation may skip the mode where a schedule expects it: as `may_pass`,
@@ -75,8 +75,8 @@ class OperatorTraits:
     """
 
     __slots__ = (
-        "_call", "_is_operator", "arguments", "asks", "effects", "function", "may_be_followed",
-        "may_pass", "plain", "views", "whole",
+        "_call", "_is_operator", "arguments", "asks", "effects", "function", "is_foreach", "may_be_followed",
+        "may_pass", "views", "whole",
     )  # fmt: skip
 
     def __init__(self, function: Any, device: str) -> None:
@@ -89,11 +89,9 @@ class OperatorTraits:
         self.views = operation.views or operation.name == "aten::_local_scalar_dense"
         self.arguments: tuple[Argument, ...] = operation.arguments
         self.effects: UndeclaredEffects | None = undeclared_effects(function, operation, device)
-        keeps = self.effects is not None and self.effects.keeps
         schema = getattr(function, "_schema", None)
-        tensors = schema is None or any("Tensor" in str(one.type) for one in schema.arguments)
-        self.plain = not keeps and not tensors
         name = operation.name.partition("::")[2].split(".", 1)[0]
+        self.is_foreach = name.startswith("_foreach_")
         self.may_pass = (
             (self.effects is None or self.effects.only_blank)
             and operation.name.startswith("aten::")

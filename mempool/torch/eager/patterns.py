@@ -141,8 +141,7 @@ class OffloadPattern:
         schedule: offload schedule, by operation.
         followed: whether an iteration followed the schedule.
         last_used: number of the last iteration of this pattern.
-        footprints: for each operation, the operation, the bytes of its tensor arguments (or the arguments
-            themselves, if none is a tensor), and the footprint.
+        footprints: for each operation, the operation, the bytes of its tensor arguments, and the footprint.
         timed_iterations: iterations that followed the schedule and measured the durations of operations.
         limit_bytes: limit for which the moves were planned, bytes.
         lower_limits: how often the moves were replanned for a lower limit.
@@ -162,7 +161,7 @@ class OffloadPattern:
     timed_iterations: int = 0
     limit_bytes: int = 0
     lower_limits: int = 0
-    footprints: list[tuple[Any, Any, Footprint]] = field(default_factory=list)
+    footprints: list[tuple[Any, int, Footprint]] = field(default_factory=list)
     finished_reloads: list[tuple[int, Any]] = field(default_factory=list)
     expected: ExpectedOperations | None = None
     homes: dict[int, tuple[int, int | None]] = field(default_factory=dict)

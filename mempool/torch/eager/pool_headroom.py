@@ -93,6 +93,11 @@ class PoolHeadroom:
             self.foreign_bytes = max(self.foreign_bytes, beside)
         return room - storages.foreign_bytes
 
+    def give_back(self) -> None:
+        """Give back free memory, and the arena as far as nothing lives there."""
+        self.is_checked = True
+        self._client.give_back(force=True)
+
     def prepare(self, sizes: tuple[int, ...], stream: Any) -> None:
         """Take and free blocks of these sizes, if the pool must give memory back to have them."""
         if sum(sizes) <= self.limit_bytes - self._pool.stats()["reserved"]["current"]:

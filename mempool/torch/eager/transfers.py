@@ -67,7 +67,11 @@ class TransferManager:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
             self._forget_stale_copies()
-            if record.state != RESIDENT or self._has_valid_copy(record) or not self._may_offload(record):
+            if self._has_valid_copy(record):
+                return
+            if record.state == OFFLOADING:  # written since the copy was started
+                self.wait(record)
+            if record.state != RESIDENT or not self._may_offload(record):
                 return
             self._free_copy(record)
             try:
