@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -191,12 +191,3 @@ class Graph:
     def with_columns(self, **columns: Any) -> Graph:
         """Return the same graph with other columns."""
         return replace(self, **columns)
-
-    def same_as(self, other: Graph) -> bool:
-        """Return true if every column is equal."""
-        return all(
-            np.array_equal(getattr(self, f.name), getattr(other, f.name))
-            if isinstance(getattr(self, f.name), np.ndarray)
-            else getattr(self, f.name) == getattr(other, f.name)
-            for f in fields(self)
-        )

@@ -167,18 +167,26 @@ def copies_of_inferred(kept: list[Any], _: Any) -> None:
     kept += [inferred.double() for _ in range(8)]
 
 
+def results_of_entries(kept: list[Any], _: Any) -> None:
+    numbers = torch.arange(20_000.0)
+    kept += [numbers[at] * 2 for at in range(20_000)]
+
+
 USES = {
     "address": lambda kept, _: kept[0].numpy(),
     "address compared": COMPARED,
     "view": lambda kept, _: torch.ops.aten._reshape_alias(kept[0], [512000], [1]),
+    "write past the dispatcher": lambda kept, _: kept[0].untyped_storage().fill_(0),
+    "write of a composite": lambda kept, _: torch.ops.aten._saturate_weight_to_fp16(kept[0]),
     "copies of sparse": copies_of_sparse,
     "dense of sparse": dense_of_sparse,
     "copies of inferred": copies_of_inferred,
+    "results of entries": results_of_entries,
 }
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_views_addresses_and_copies_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
+def test_uses_of_offloaded_tensors_exceed_no_limit(use: Any) -> None:
     with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
         sparse = torch.ones(64, 512).to_sparse()  # 640 KiB
         kept = [torch.full((512, 1000), float(number)) for number in range(8)]  # 2 MB each

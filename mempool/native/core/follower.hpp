@@ -49,14 +49,16 @@ class Follower {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &slot_at(position_);
   }
-  // Return the expected allocation and its slot; without a slot while the follower is out of step.
+  // Return the allocation expected after `ahead` others, and its slot; without a slot beyond the iteration's end, and while the
+  // follower is out of step.
   struct Next {
     const Slot* slot = nullptr;
     std::uint64_t size = 0;
   };
-  Next next_due() const noexcept {
-    if (strays_ != 0 || expected() == 0) return {};
-    return {&slot_at(position_), expected()};
+  Next next_due(std::uint32_t ahead) const noexcept {
+    const std::uint32_t position = position_ + ahead;
+    if (strays_ != 0 || table_ == nullptr || position >= table_->length()) return {};
+    return {&slot_at(position), table_->sizes[position]};
   }
   void advance(std::uint64_t size) noexcept {
     recent_[count_++ % kWindow] = size;

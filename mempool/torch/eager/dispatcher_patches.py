@@ -95,6 +95,8 @@ class DispatcherPatches:
         lent: list[tuple[StorageRecord, bool]] = []
         try:
             for record in self._find_records(values):
+                if record.state == OFFLOADED and threading.get_ident() == self._transfers.thread:
+                    self._admit(record.rounded_bytes, [])
                 lent.append((record, False))
                 lent[-1] = record, self._transfers.lend(record)
             yield lent
