@@ -522,9 +522,9 @@ class Client:
     def misses(self) -> int:
         """Return the number of requests so far that missed the plan."""
 
-    def misses_with_next(self) -> int:
+    def misses_with_next(self, bytes: int) -> int:
         """
-        Return `misses`, and one more if this thread's next request will miss the plan, as far as known.
+        Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far as known.
         """
 
     def reset_peaks(self) -> None: ...

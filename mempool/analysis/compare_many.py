@@ -1,4 +1,4 @@
-"""Comparison of allocators on many traces at once, in processes of this machine or on a cluster."""
+"""Comparison of allocators on many traces at once, in processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,6 @@ from mempool.analysis.compare import AllocatorSpec, FailedComparison, Row, compa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ def compare_files(
     *,
     limit_bytes: int | None = None,
     lenient: bool = False,
-    executor: Executor | None = None,
     on_activity: Callable[[str], object] = lambda _: None,
 ) -> Iterator[FileComparison]:
     """Compare allocators on many files; yield each file as soon as ready.
@@ -55,18 +53,17 @@ def compare_files(
     A file that is no trace, or that kills a process, is reported as such and does not disturb the others.
 
     Args:
-        files: different paths, as the workers see them; traces in any format.
+        files: different paths; traces in any format.
         allocators: as for `compare`.
         limit_bytes: as for `compare`.
         lenient: omit impossible events.
-        executor: as for `map_files`. One file without an executor is compared in this process.
-        on_activity: for a file compared in this process, called with the present activity.
+        on_activity: for a single file, which is compared in this process; called with the present activity.
     """
     task = functools.partial(compare_file, allocators=allocators, limit_bytes=limit_bytes, lenient=lenient)
-    if executor is None and len(files) == 1:
+    if len(files) == 1:
         yield task(files[0], on_activity=on_activity)
         return
-    for file, result in map_files(files, task, executor):
+    for file, result in map_files(files, task):
         if isinstance(result, FileComparison):
             yield result
         else:
@@ -112,21 +109,17 @@ def compare_file(
 R = TypeVar("R")
 
 
-def map_files(
-    files: Sequence[str], task: Callable[[str], R], executor: Executor | None = None
-) -> Iterator[tuple[str, R | Exception]]:
+def map_files(files: Sequence[str], task: Callable[[str], R]) -> Iterator[tuple[str, R | Exception]]:
     """Run a task for each file; yield file and result, or the raised exception, as soon as known.
 
+    The workers are processes, one per core. A process that dies (for lack of memory, say) breaks the work of
+    the others; the lost files are then done again, each in a process of its own, so that only the file at
+    fault fails.
+
     Args:
-        files: different paths, as the workers see them.
-        task: the function to call; must be picklable, unless the executor does not need that.
-        executor: the workers; None for processes of this machine, one per core. There, a process that dies
-            (for lack of memory, say) breaks the work of the others; the lost files are then done again, each
-            in a process of its own, so that only the file at fault fails.
+        files: different paths.
+        task: the function to call; must be picklable.
     """
-    if executor is not None:
-        yield from _through(executor, files, task)
-        return
     left = dict.fromkeys(files)
     with _processes(min(len(files), cores())) as pool:
         for file, result in _through(pool, files, task):
@@ -173,9 +166,9 @@ def _end_with_the_parent() -> None:
 
 
 def _through(
-    executor: Executor, files: Sequence[str], task: Callable[[str], R]
+    pool: ProcessPoolExecutor, files: Sequence[str], task: Callable[[str], R]
 ) -> Iterator[tuple[str, R | Exception]]:
-    futures = {executor.submit(task, file): file for file in files}
+    futures = {pool.submit(task, file): file for file in files}
     try:
         for future in as_completed(futures):
             error = future.exception()

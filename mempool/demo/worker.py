@@ -61,7 +61,6 @@ class Worker:
             "mempool.reporting.report",
             "solvers",
             "traces.iterations.pattern",
-            "traces.workload",
         ):
             importlib.import_module(name)
         self.plan = plan

@@ -127,7 +127,9 @@ class Learner:
             self._client.check_again_after(OPTIONS.unmarked_events)
             return False
         misses = self._misses()
-        if state["replaying"] and state["settled"] and not self.replanner.improves:
+        # An iteration larger than all before enlarges an envelope, and may come at any time.
+        settled = state["settled"] and not self.registry.has_envelopes()
+        if state["replaying"] and settled and not self.replanner.improves:
             self._settle()
             return False
         seen = misses == self._misses_seen and state["iterations"] < self._iteration_over_at
@@ -247,6 +249,8 @@ class Learner:
     def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Return true if this pattern, which has no plan yet, deserves one."""
         if self._is_young(pattern) or any(known.serves(pattern) for known in self.registry):
+            return False
+        if any(known.serves_shortened(pattern) for known in self.registry if known.pattern.least is not None):
             return False
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)

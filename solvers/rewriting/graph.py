@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import fnmatch
 import types
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -192,11 +193,19 @@ class Graph:
         """Return the same graph with other columns."""
         return replace(self, **columns)
 
-    def same_as(self, other: Graph) -> bool:
-        """Return true if every column is equal."""
-        return all(
-            np.array_equal(getattr(self, f.name), getattr(other, f.name))
-            if isinstance(getattr(self, f.name), np.ndarray)
-            else getattr(self, f.name) == getattr(other, f.name)
-            for f in fields(self)
-        )
+
+def matching_operations(graph: Graph, filters: Sequence[str]) -> NDArray[np.bool_]:
+    """Return a mask of operations whose kind, module or enclosing module matches a name filter (*, ?)."""
+
+    def matches(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in filters)
+
+    def enclosing(module: str) -> list[str]:
+        parts = module.split(".")
+        return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+    # The last entry is for index -1: unknown.
+    kinds = np.array([*map(matches, graph.kinds), False])
+    modules = np.array([*(any(map(matches, enclosing(module))) for module in graph.modules), False])
+    result: NDArray[np.bool_] = kinds[graph.kind] | modules[graph.module]
+    return result

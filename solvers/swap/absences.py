@@ -86,13 +86,6 @@ def idle_seconds(step: Step, absences: Absences) -> NDArray[np.float64]:
     return elapsed_seconds(step, absences.last + 1, absences.use)
 
 
-def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
-    """Return a mask of the absences that span an operation, bool[q]."""
-    later = op + len(step)
-    here = (absences.last < op) & (op < absences.use)
-    return here | ((absences.last < later) & (later < absences.use))
-
-
 def absence_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int32]]:
     """Return all absences, best first, under each score.
 

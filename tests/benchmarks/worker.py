@@ -109,7 +109,6 @@ PLANNING = (
     "solvers",
     "traces.iterations.pattern",
     "traces.intervals",
-    "traces.workload",
 )
 IN_TORCH = (
     "mempool.torch.compiled_library",

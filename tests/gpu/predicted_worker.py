@@ -15,7 +15,7 @@ from predicted_jobs import JOBS
 from torch.utils import _pytree as pytree
 
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.margins import in_allocator
+from mempool.torch.estimate.margins import IN_ALLOCATOR
 
 STEPS = 4
 
@@ -23,7 +23,7 @@ STEPS = 4
 def predicted(job: Job) -> dict[str, Any]:
     """What fit says."""
     fitted = fit_job(job, allocators=("pytorch",), remedies=False, largest=False)
-    inside = in_allocator(fitted.margin_bytes)
+    inside = sum(fitted.margin_bytes.get(name, 0) for name in IN_ALLOCATOR)
     return {
         "predicted_allocated": fitted.peak_bytes + inside,
         "predicted_reserved": fitted.reserved_bytes["pytorch"] + inside,

@@ -59,7 +59,6 @@ def folder(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-WITH_DASK = pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs Dask")
 #: Command line, exit code, part of the line on stderr.
 REFUSED: list[Any] = [
     ("frobnicate", 2, "frobnicate"),
@@ -92,7 +91,6 @@ REFUSED: list[Any] = [
     ("compare random.trace -a recorded", 2, "does not tell what its allocator reserved"),
     ("compare 'none*.trace'", 3, "none*.trace: no file matches"),
     ("compare random.trace --limit 24", 2, "'24' has no unit: say 24GiB"),
-    pytest.param("compare random.trace --dask nonsense", 4, "no Dask scheduler at nonsense", marks=WITH_DASK),
     ("fit transformers:gpt2", 4, "fit needs PyTorch, which is not installed: pip install 'mempool[torch]'"),
     ("fit 'no model'", 2, "names no model"),
     ("fit transformers:m --seq x", 2, "--seq: 'x' is no number"),

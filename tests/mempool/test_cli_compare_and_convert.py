@@ -159,19 +159,6 @@ def members(session: int) -> list[int]:
     return found
 
 
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore")  # Dask's own, of its versions and of ports in use
-def test_dask_cluster_gives_the_same_answer(folder: Path, cli: Cli) -> None:
-    distributed = pytest.importorskip("distributed")
-    command = f"compare {folder}/run0/rank.trace {folder}/run1/rank.trace gone.trace {TWO}"
-    here = cli.answer(command, code=3)
-    with distributed.LocalCluster(1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        there = cli.answer(command, "--dask", cluster.scheduler_address, code=3)
-    for row in (*here, *there):
-        row["seconds"] = 0
-    assert there == here
-
-
 @pytest.mark.parametrize("target", ["x.trace", "x.parquet", "x", "x.v1.2"])
 def test_snapshot_becomes_a_trace_with_its_addresses(cli: Cli, target: str) -> None:
     converted = cli.answer("convert s.pickle", target)

@@ -55,7 +55,11 @@ class Core(RuleBasedStateMachine):
     )
     def make(self, page: int, alignment: int, capacity: int, small: int) -> None:
         self.device: Any = _core.SimulatedDevice(
-            capacity=capacity, page=page, alignment=alignment, shared_segment=1 << 20, large=1 << 18
+            capacity=capacity,
+            page=page,
+            alignment=min(alignment, page or alignment),
+            shared_segment=1 << 20,
+            large=1 << 18,
         )
         self.begin(self.device, small, roomy=capacity == ROOMY)
 

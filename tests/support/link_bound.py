@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fluid_bound import INTERVALS, fluid_stall_bound
 
-from solvers.swap.absences import absences_of, elapsed_seconds, spanning
+from solvers.swap.absences import absences_of, elapsed_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from solvers.swap.absences import Absences
     from solvers.swap.link import Link
     from solvers.swap.step import Step
 
@@ -55,6 +56,13 @@ class _Spanning:
     before_turns: NDArray[np.int64]
     after_turns: NDArray[np.int64]
     small_bytes: int
+
+
+def spanning(step: Step, absences: Absences, op: int) -> NDArray[np.bool_]:
+    """Return a mask of the absences that span an operation, bool[q]."""
+    later = op + len(step)
+    here = (absences.last < op) & (op < absences.use)
+    return here | ((absences.last < later) & (later < absences.use))
 
 
 class LinkBound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,3 +218,8 @@ def _can_read_back(graph: Graph, runs: Runs, run: int, value: int) -> bool:
             return False
         through |= {w for w in graph.read_by(maker).tolist() if graph.base[w] == value}
     return bool(through)
+
+
+def same_graph(one: Graph, other: Graph) -> bool:
+    """Return true if every column is equal."""
+    return all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(Graph))

@@ -6,26 +6,43 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from joint_trace import JointGraph
 from torch import nn
 from torch._functorch.partitioners import default_partition
 
+from mempool.torch.compiled import shared_limit
 from mempool.torch.compiled.backend import register
+from mempool.torch.compiled.decide import StepDecider
 from mempool.torch.compiled.graph import CapturedGraph, capture
 from mempool.torch.compiled.joint_graph import GraphPair, MergedGraph, join
+from mempool.torch.compiled.records import Extreme, StepDecision
 from mempool.torch.compiled.runtime import RUNTIME, TransferCounters
+from solvers.rewriting import Graph, Rewriting
 
 register()
 
-#: Everything leaves that may.
-ALL = {"inner": "eager", "threshold": 0}
 PLAIN = {"inner": "eager"}
+#: A limit under which nothing has to leave: see `force`.
+ALL = {"inner": "eager", "limit": 1 << 40}
 
 
 def waves(x: torch.Tensor) -> torch.Tensor:
     """Compute a chain of pointwise operations, which saves several values."""
     return (x.exp().sin() * x.cos().exp()).tanh().exp()
+
+
+def force(patch: pytest.MonkeyPatch, decide: Callable[[Graph], Rewriting] | None = None) -> None:
+    """Let all leave that may, or what a function of the graph says, instead of what a limit needs."""
+
+    def decided(decider: StepDecider) -> StepDecision:
+        if decide is None:
+            return decider.decide_extreme(Extreme.ALL)
+        return decider.simulate_decision(decide(decider._graph))
+
+    patch.setattr(StepDecider, "decide", decided)
+    patch.setattr(shared_limit, "_fitted", lambda _, decider, __: (decider.decide(), decider.kept_bytes))
 
 
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:

@@ -37,6 +37,14 @@ def grad_mode() -> Iterator[None]:
 
 
 @pytest.fixture
+def everything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled graphs offload all that may leave, whatever the limit."""
+    from compiled_programs import force
+
+    force(monkeypatch)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """PyTorch computes with one thread."""
     import torch

@@ -313,6 +313,7 @@ def test_foreign_operators_run_once_per_step(limit: int) -> None:
     assert same(got, plain)
 
 
+@pytest.mark.usefixtures("everything_leaves")
 def test_results_of_foreign_operators_may_be_offloaded() -> None:
     plain = trained(Masked, PLAIN, width=32)
     assert same(trained(Masked, ALL, width=32), plain)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from compiled_programs import compiled, named_limit, partitioned, same
+from compiled_programs import ALL, compiled, force, named_limit, partitioned, same
 from joint_trace import trace_joint
 from models import MODELS
 from torch import nn
@@ -24,7 +24,7 @@ from torch._inductor import config as inductor
 from torch._inductor import graph as lowering
 
 import mempool.torch
-from mempool.torch.compiled import decide, ops
+from mempool.torch.compiled import ops
 from mempool.torch.compiled.decide import StepDecider, measure_step
 from mempool.torch.compiled.graph_passes import apply
 from mempool.torch.compiled.inductor.kernels import by_operation_order, delay_reloads, reloads
@@ -299,11 +299,12 @@ def test_predicted_kernel_peaks_equal_measured_peaks(
     assert measured == predicted <= limit
 
 
+@pytest.mark.usefixtures("everything_leaves")
 def test_offloaded_values_are_computed_once() -> None:
     """Without realization, inductor would compute the value for the copy and again for other readers."""
     x, weight = torch.randn(4096, 64), torch.randn(64, 1, requires_grad=True)
     with mempool.torch.install(device="cpu", mode="record") as pool:
-        run = compiled(lambda x: (x.sin() @ weight).sum(), {"inner": "inductor", "threshold": 0})
+        run = compiled(lambda x: (x.sin() @ weight).sum(), ALL | {"inner": "inductor"})
         for _ in range(2):
             before = pool.client.stats()["requested"]["current"]
             pool.client.reset_peaks()
@@ -320,16 +321,15 @@ def test_sums_of_products_round_independent_of_readers(which: int, monkeypatch: 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x @ weights[0] + (2 * x) @ weights[1]).sin()
 
-    def away(graph: Graph, _: object) -> Rewriting:
+    def away(graph: Graph) -> Rewriting:
         products = [op for op, name in enumerate(graph.names) if name in ("mm", "mm_1")]
         (total,) = (op for op, name in enumerate(graph.names) if name == "add")
         value = int(np.flatnonzero(graph.producer == products[which])[0])
         return Rewriting((Offload(value, (Reload((total,)),)),))
 
-    options = {"inner": "inductor", "threshold": 0}
     expected = compiled(function, {"inner": "inductor"})(x)
-    monkeypatch.setattr(decide, "_beyond_threshold", away)
-    assert same([compiled(function, options)(x).detach()], [expected.detach()])
+    force(monkeypatch, away)
+    assert same([compiled(function, ALL | {"inner": "inductor"})(x).detach()], [expected.detach()])
     assert RUNTIME.counters.offloads == 1
 
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import re
 
 from combinations import some
-from compiled_programs import ALL, PLAIN, gradients, same
+from compiled_programs import ALL, PLAIN, force, gradients, same
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from joint_trace import trace_joint
@@ -24,7 +24,6 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor
 from torch.nn import functional as F
 
-from mempool.torch.compiled import decide
 from mempool.torch.compiled.partition import eliminate_common_subexpressions
 from mempool.torch.compiled.runtime import RUNTIME
 from mempool.torch.compiled.shared_limit import SHARED_LIMITS
@@ -187,6 +186,7 @@ def expected(program: Callable[..., Any]) -> list[torch.Tensor]:
     return gradients(program, PLAIN, *PROGRAMS[program])
 
 
+@pytest.mark.usefixtures("everything_leaves")
 @pytest.mark.parametrize(("program", "copied"), some(list(PROGRAMS), [{}, LINK], every=3))
 def test_offloads_are_bit_identical(program: Callable[..., Any], copied: dict[str, str]) -> None:
     """Results and gradients equal those without offloads."""
@@ -197,6 +197,7 @@ def test_offloads_are_bit_identical(program: Callable[..., Any], copied: dict[st
     assert RUNTIME.host_copies == 0
 
 
+@pytest.mark.usefixtures("everything_leaves")
 @pytest.mark.full  # compiled by inductor
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # of PyTorch's own modules
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
@@ -206,7 +207,7 @@ def test_inductor_offloads_are_bit_identical_without_vectors(program: Callable[.
     inner = {"inner": "inductor"}
     with inductor.patch({"cpp.simdlen": 1}):
         plain = gradients(program, inner, *PROGRAMS[program])
-        got = gradients(program, {**inner, "threshold": 0}, *PROGRAMS[program])
+        got = gradients(program, ALL | inner, *PROGRAMS[program])
     assert RUNTIME.counters.reloads > 0
     assert same(got, plain)
 
@@ -239,7 +240,7 @@ def check_any_decision(data: st.DataObject, program: Callable[..., Any]) -> None
     """Check that a random decision is bit-identical and leaves no host copies."""
     plain = expected(program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "_beyond_threshold", lambda graph, _: data.draw(rewritings(graph)))
+        force(patch, lambda graph: data.draw(rewritings(graph)))
         got = gradients(program, ALL | data.draw(st.sampled_from([{}, LINK])), *PROGRAMS[program])
     assert same(got, plain)
     assert RUNTIME.host_copies == 0

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from typing import Any
 
-from compiled_programs import ALL, PLAIN, compiled
+from compiled_programs import ALL, compiled
 from fake_streams import FakeRuntime
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +52,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeRuntime]:
     return of
 
 
+@pytest.mark.usefixtures("everything_leaves")
 def test_gradients_are_right_for_any_stream_order(streams: Callable[[int], FakeRuntime]) -> None:
     streams(0)
     run = compiled(waves, {**ALL, "link": "pcie3"})
@@ -69,6 +70,7 @@ def test_gradients_are_right_for_any_stream_order(streams: Callable[[int], FakeR
     assert RUNTIME.counters.reloads > 0
 
 
+@pytest.mark.usefixtures("everything_leaves")
 def test_host_memory_is_returned_after_steps_without_use(streams: Callable[[int], FakeRuntime]) -> None:
     device, run = streams(0), compiled(waves, {**ALL, "link": "pcie3"})
     for size in (1 << 20, 2 << 20):  # two parts, of which copies take the first
@@ -79,6 +81,7 @@ def test_host_memory_is_returned_after_steps_without_use(streams: Callable[[int]
     assert RUNTIME.host_bytes == 1 << 20
 
 
+@pytest.mark.usefixtures("everything_leaves")
 def test_full_host_keeps_values_on_the_device(
     streams: Callable[[int], FakeRuntime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,10 +164,11 @@ def sines(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.usefixtures("everything_leaves")
 @pytest.mark.parametrize("options", [{}, {"link": "pcie3"}], ids=["at once", "beside"])
 def test_copies_lie_at_their_planned_offsets(options: dict[str, Any], engine: Placed) -> None:
     """Copies of two graphs have separate ranges."""
-    run = compiled(sines, {**PLAIN, "threshold": 0, **options})
+    run = compiled(sines, ALL | options)
     for _ in range(3):
         x = torch.randn(64, 64, requires_grad=True)
         run(x).sum().backward()

@@ -167,6 +167,11 @@ def copies_of_inferred(kept: list[Any], _: Any) -> None:
     kept += [inferred.double() for _ in range(8)]
 
 
+def results_of_entries(kept: list[Any], _: Any) -> None:
+    numbers = torch.arange(20_000.0)
+    kept += [numbers[at] * 2 for at in range(20_000)]
+
+
 USES = {
     "address": lambda kept, _: kept[0].numpy(),
     "address compared": COMPARED,
@@ -176,6 +181,7 @@ USES = {
     "copies of sparse": copies_of_sparse,
     "dense of sparse": dense_of_sparse,
     "copies of inferred": copies_of_inferred,
+    "results of entries": results_of_entries,
 }
 
 

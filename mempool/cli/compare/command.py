@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,6 @@ from mempool.cli.output import ExitCode, Stop, bar, error_line, print_json, prog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
 
     from mempool.analysis.compare import AllocatorSpec
     from mempool.analysis.compare_many import FileComparison
@@ -49,12 +46,6 @@ def compare(
         str | None,
         typer.Option(metavar="SIZE", help="Tell who runs out of so much memory, when and on what: 24GiB."),
     ] = None,
-    dask: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Work on a Dask cluster, which must see the files: tcp://host:8786."
-        ),
-    ] = None,
     lenient: Lenient = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list of objects, one a row.")] = False,
 ) -> None:
@@ -66,7 +57,6 @@ def compare(
         mempool compare run.trace --limit 24GiB
         mempool compare run.trace -a recorded -a pytorch:max_split_size_mb=128 -a planned
         mempool compare 'runs/*/rank*.pickle' --json
-        mempool compare 'runs/*/rank*.pickle' --dask tcp://scheduler:8786
     """
     from mempool.analysis.compare import FailedComparison, parse_allocator
     from mempool.cli.inputs import print_skipped
@@ -77,12 +67,11 @@ def compare(
     limit_bytes = parsed("--limit", lambda text: parse_memory(text, _SMALLEST_BLOCK_BYTES), limit)
     paths = _paths(files)
     results = []
-    with _executor(dask) as executor:
-        for result in _compared(paths, specs, limit_bytes, executor, lenient=lenient):
-            results.append(result)
-            print_skipped(result.file, result.skipped)
-            for text in errors(result):
-                error_line(text)
+    for result in _compared(paths, specs, limit_bytes, lenient=lenient):
+        results.append(result)
+        print_skipped(result.file, result.skipped)
+        for text in errors(result):
+            error_line(text)
     results.sort(key=lambda result: paths.index(result.file))
     if json:
         print_json([row for result in results for row in answers(result)])
@@ -108,34 +97,16 @@ def _paths(given: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-@contextlib.contextmanager
-def _executor(dask: str | None) -> Iterator[Executor | None]:
-    if dask is None:
-        yield None
-        return
-    try:
-        distributed: Any = importlib.import_module("distributed")
-    except ImportError:
-        raise Stop(ExitCode.FAILED, "--dask needs Dask: pip install 'mempool[dask]'") from None
-    try:
-        client = distributed.Client(dask, timeout="10s")
-    except (OSError, ValueError) as error:
-        raise Stop(ExitCode.FAILED, f"no Dask scheduler at {dask}: {error}") from None
-    with client, client.get_executor(pure=False, retries=2) as executor:
-        yield executor
-
-
 def _compared(
     paths: list[str],
     specs: Sequence[AllocatorSpec] | None,
     limit_bytes: int | None,
-    executor: Executor | None,
     *,
     lenient: bool,
 ) -> Iterator[FileComparison]:
     from mempool.analysis.compare_many import compare_files
 
-    options: dict[str, Any] = {"limit_bytes": limit_bytes, "lenient": lenient, "executor": executor}
+    options: dict[str, Any] = {"limit_bytes": limit_bytes, "lenient": lenient}
     if len(paths) == 1:
         title = f"comparing {paths[0]}"
         with progress(title) as say:

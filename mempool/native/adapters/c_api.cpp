@@ -71,4 +71,6 @@ int64_t mempool_room(void* client) {
   return pool.room();
 }
 
-int64_t mempool_misses_with_next(void* client) { return static_cast<int64_t>(static_cast<Client*>(client)->misses_with_next()); }
+int64_t mempool_misses_with_next(void* client, int64_t bytes) {
+  return static_cast<int64_t>(static_cast<Client*>(client)->misses_with_next(static_cast<uint64_t>(bytes)));
+}

@@ -19,9 +19,9 @@ __attribute__((visibility("default"))) int mempool_free(void* client, void* addr
 /* Return the bytes available within the budget of the client's pool: see Pool.room. */
 __attribute__((visibility("default"))) int64_t mempool_room(void* client);
 
-/* Return the number of the client's requests so far that missed the plan, and one more if this thread's next request will, as far as
- * known. */
-__attribute__((visibility("default"))) int64_t mempool_misses_with_next(void* client);
+/* Return the number of the client's requests so far that missed the plan, and one more if one of this thread's next requests, of
+ * `bytes` together, will, as far as known. */
+__attribute__((visibility("default"))) int64_t mempool_misses_with_next(void* client, int64_t bytes);
 
 /* Allocate memory for PyTorch's CPU tensors from the client that serves them now.
  * NULL with *served 1: out of memory; with *served 0: no client serves, use the previously installed allocator. */

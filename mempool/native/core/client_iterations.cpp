@@ -33,12 +33,17 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-std::uint64_t Client::misses_with_next() noexcept {
+std::uint64_t Client::misses_with_next(std::uint64_t bytes) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
   const bool follows = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
-  const Follower::Next next = follows ? cache.sequence->follower.next_due() : Follower::Next{};
-  const bool hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
+  bool hits = follows;
+  for (std::uint32_t ahead = 0; hits; ++ahead) {
+    const Follower::Next next = cache.sequence->follower.next_due(ahead);
+    if (ahead != 0 && (next.slot == nullptr || next.size > bytes)) break;
+    hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
+    bytes -= std::min(bytes, next.size);
+  }
   return misses() + (hits ? 0 : 1);
 }
 

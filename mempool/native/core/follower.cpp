@@ -22,6 +22,7 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   position_ = position;
   column_ = static_cast<std::uint32_t>(iteration_ % pattern->unroll);
   strays_ = beyond_ = 0;
+  skipped_at_ = 0;
 }
 
 // Return true if another follower plays the table. A follower that stands still while this one advances does
@@ -216,6 +217,22 @@ bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   return true;
 }
 
+// Skip to the only position that has this very size among the near ones to come.
+bool Follower::skip_to(std::uint64_t size) noexcept {
+  const std::uint32_t end = std::min(table_->length(), position_ + kNear);
+  std::uint32_t place = end;
+  for (std::uint32_t to = position_ + 1; to < end; ++to) {
+    if (table_->sizes[to] != size || table_->least_of(to) != size) continue;
+    if (place != end) return false;
+    place = to;
+  }
+  if (place == end) return false;
+  skipped_at_ = count_;
+  skipped_from_ = position_;
+  position_ = place;
+  return true;
+}
+
 // Leave a table that another follower plays first; another matching table without a player may exist.
 Follower::Match Follower::yield_part(std::uint64_t size, const std::vector<Pattern*>& known) noexcept {
   if (strays_ == 0 && switch_table(size, known)) return matched();
@@ -242,6 +259,12 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (expects(size)) return matched();
   }
   if (table_ != nullptr) {
+    if (skipped_at_ != 0 && count_ == skipped_at_ + 1) {  // nothing was left out: the size before was an extra one
+      position_ = skipped_from_;
+      last_stray_ = count_;
+      if (expects(size)) return matched();
+      strays_ = 1;
+    }
     if (strays_ == 0 && clean_ && switch_table(size, known)) return matched();
     if (strays_ == 0 && clean_ && !marked && switch_to_ended(size, known)) {
       begin_next();
@@ -258,6 +281,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   const bool suspect = strays_ != 0 || differed_lately();
+  if (table_ != nullptr && !suspect && skip_to(size)) return matched();
   // Recurring differences mean a wrong position, however well single sizes match there.
   debt_ = differed_lately() ? debt_ + 1 : 1;
   last_stray_ = count_;

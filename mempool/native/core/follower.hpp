@@ -7,6 +7,9 @@
 //   positions decides.
 // * First difference in an iteration: try another known pattern, or the part of another thread, that shares
 //   the prefix and either expects this size or has ended here.
+//   Unless the size is that of one position among those that come soon: then the allocations before that position
+//   are left out, such as those of a sort that small batches do without. If the size that comes next shows that
+//   they are not, the follower returns.
 // * Second stray in a row, or a stray soon after another: step to the nearby position that most of the last
 //   sizes lead to, because allocations were left out or repeated.
 // * kWindow strays in a row or in short succession: the only position in any known pattern that follows the
@@ -46,14 +49,16 @@ class Follower {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &slot_at(position_);
   }
-  // Return the expected allocation and its slot; without a slot while the follower is out of step.
+  // Return the allocation expected after `ahead` others, and its slot; without a slot beyond the iteration's end, and while the
+  // follower is out of step.
   struct Next {
     const Slot* slot = nullptr;
     std::uint64_t size = 0;
   };
-  Next next_due() const noexcept {
-    if (strays_ != 0 || expected() == 0) return {};
-    return {&slot_at(position_), expected()};
+  Next next_due(std::uint32_t ahead) const noexcept {
+    const std::uint32_t position = position_ + ahead;
+    if (strays_ != 0 || table_ == nullptr || position >= table_->length()) return {};
+    return {&slot_at(position), table_->sizes[position]};
   }
   void advance(std::uint64_t size) noexcept {
     recent_[count_++ % kWindow] = size;
@@ -157,6 +162,7 @@ class Follower {
   bool switch_to_ended(std::uint64_t size, const std::vector<Pattern*>& known) noexcept;
   bool resynchronise(const std::vector<Pattern*>& known) noexcept;
   bool step_near(bool marked, std::uint32_t reach) noexcept;
+  bool skip_to(std::uint64_t size) noexcept;
   std::uint32_t agreement(std::uint32_t position) const noexcept;
   bool align(Pattern* pattern, std::uint64_t count) noexcept;
   void enter(Pattern* pattern, const Table* table, std::uint32_t position) noexcept;
@@ -183,6 +189,8 @@ class Follower {
   std::uint32_t beyond_ = 0;     // allocations after the last planned one of the iteration, before the mark
   std::uint32_t debt_ = 0;       // differences in short succession
   std::uint64_t last_stray_ = 0; // count_ at the last difference
+  std::uint64_t skipped_at_ = 0;     // count_ at the last skip in this iteration
+  std::uint32_t skipped_from_ = 0;   // position before that skip
   bool clean_ = true;            // every allocation matched since the iteration began
   bool boundary_ = false;
   bool idle_ = false;

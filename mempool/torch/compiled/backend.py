@@ -125,7 +125,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         kernels, limit = partition.passes.get(backward), partition.forward_only_limit
         if limit is not None:
             kernels = forward_kernels(graph, partition.outside_bytes, limit)
-        places = partition.donated if backward and partition.options.rewrites else None
+        places = partition.donated if backward and partition.options.limit is not None else None
         settings = {} if kernels is None else kernels.settings()
         with config.patch(settings), restrict_donated(places), exact_rounding():
             compiled_graph = compile_fx_inner(graph, inputs, **given)
@@ -146,7 +146,7 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
         "fx_graph_cache": False,
         "layout_optimization": False,
     }
-    if partition.options.rewrites:
+    if partition.options.limit is not None:
         # An offload may be the last reader of a buffer, and reuse would overwrite the buffer during the copy.
         # Besides, buffers kept for reuse are not counted.
         changes["allow_buffer_reuse"] = False

@@ -30,7 +30,7 @@ from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, apply_rewriting
 from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.rewriting.decide import Decider
-from solvers.rewriting.distance_rule import matching_operations, offload_beyond
+from solvers.rewriting.graph import matching_operations
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import (
     Pause,
@@ -98,10 +98,8 @@ class StepDecider:
         Raises:
             PlanError: the limit is infeasible.
         """
-        limit = self.options.limit
-        if limit is not None:
-            return self.decide_within(limit)
-        return self.simulate_decision(_beyond_threshold(self._graph, self.options))
+        assert self.options.limit is not None
+        return self.decide_within(self.options.limit)
 
     def decide_within(self, limit: int) -> StepDecision:
         """Decide according to the options, but for another limit.
@@ -242,13 +240,6 @@ def _filtered(graph: Graph, options: Options) -> NDArray[np.bool_]:
     made &= ~matching_operations(graph, options.exclude)
     result: NDArray[np.bool_] = made[graph.producer]
     return result
-
-
-def _beyond_threshold(graph: Graph, options: Options) -> Rewriting:
-    """Offload every value to its readers beyond the threshold; near readers share a reload."""
-    chosen = graph.with_columns(movable=graph.movable & _filtered(graph, options)[graph.base])
-    levels = TUNABLES.shared_reload_levels
-    return offload_beyond(chosen, options.threshold or 0, shared_levels=levels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,13 +22,12 @@ class Options:
     """Validated options.
 
     Attributes:
-        limit: most bytes of device memory for a step, `UNDECIDED` for a share of the peak; None: no limit.
+        limit: most bytes of device memory for a step, `UNDECIDED` for a share of the peak; None: no limit,
+            and PyTorch's graphs stay unchanged.
         inner: the compiler of the graphs: "inductor", or "eager", which runs each operation by itself.
         link: the transfer times of copies; None: measured on this machine when needed.
         host_limit: most bytes of host memory for copies; 0: half of the free memory.
         beside: bytes on the device outside all graphs, such as the optimizer's state: part of the limit.
-        threshold: without a limit, offload every value whose distance in levels exceeds this number; None:
-            offload nothing.
         include: name filters for module paths and operations: only matching results are offloaded; empty:
             all.
         exclude: name filters for module paths and operations whose results stay.
@@ -41,16 +40,10 @@ class Options:
     link: Link | None = None
     host_limit: int = 0
     beside: int = 0
-    threshold: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     name: str = ""
     share: float = 0.0
-
-    @property
-    def rewrites(self) -> bool:
-        """Return true if values may be offloaded or recomputed; otherwise PyTorch's graphs stay unchanged."""
-        return self.limit is not None or self.threshold is not None
 
     @property
     def fused(self) -> bool:
@@ -77,8 +70,6 @@ class Tunables:
             warm up.
         room_steps: most steps of the search for the largest room between the passes.
         host_steps: steps of the search for the fewest kept bytes if the host is too small.
-        shared_reload_levels: largest distance in levels between readers that share one reload, if no
-            limit decides.
         limit_tolerance: tolerance of the search for the least limit that the graphs of a function
             can hold together, as a share of that limit.
         shared_limits: most calls of `torch.compile` whose graphs are remembered for the report.
@@ -119,7 +110,6 @@ class Tunables:
     timed_steps: int = 32
     room_steps: int = 16
     host_steps: int = 4
-    shared_reload_levels: int = 5
     limit_tolerance: float = 0.01
     shared_limits: int = 64
     decision_rounds: int = 8
@@ -166,8 +156,6 @@ def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> O
     }
     if isinstance(share := values.get("limit"), str):
         values |= {"limit": UNDECIDED, "share": float(share.rstrip("%")) / 100}
-    if values.keys() >= {"limit", "threshold"}:
-        raise UsageError("a limit and a threshold both decide which values are offloaded: give one of them")
     return Options(**values)
 
 
@@ -205,12 +193,6 @@ def _link(_: str, value: Any) -> Link:
         raise UsageError(str(error)) from None
 
 
-def _threshold(_: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"threshold is {value!r}, no number of levels")
-    return value
-
-
 def _name(_: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UsageError(f"name is {value!r}, no text such as 'teacher'")
@@ -230,7 +212,6 @@ _CHECKS: dict[str, Any] = {
     "link": _link,
     "host_limit": _bytes,
     "beside": _bytes,
-    "threshold": _threshold,
     "include": _filters,
     "exclude": _filters,
     "name": _name,

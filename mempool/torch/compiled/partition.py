@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Partition:
     """The partitioner of joint graphs for one compiled graph.
 
-    Without a limit or threshold nothing is changed: the graphs are those of PyTorch's partitioner for the
+    Without a limit nothing is changed: the graphs are those of PyTorch's partitioner for the
     inner compiler.
 
     Attributes:
@@ -96,10 +96,10 @@ class Partition:
         partitioner: Any = default_partition
         if options.fused:
             partitioner, others["compiler"] = min_cut_rematerialization_partition, "inductor"
-        elif options.rewrites:
+        elif options.limit is not None:
             eliminate_common_subexpressions(joint)
         forward, backward = partitioner(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-        if options.rewrites:
+        if options.limit is not None:
             _warn_of_subgraphs(joint)
             self.guard.results = num_fwd_outputs
             merged = join(GraphPair(forward, backward, num_fwd_outputs), stale=options.fused)

@@ -16,7 +16,7 @@ from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.optimizer_steps import Listener
 from mempool.units import typed_size
 from solvers.errors import PlanError
-from solvers.rewriting.distance_rule import matching_operations
+from solvers.rewriting.graph import matching_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -18,6 +18,7 @@ struct Accessed {
 // Used by one thread.
 struct Entries {
   static constexpr std::size_t kRecorded = 64;  // operations with one signature that an iteration records
+  static constexpr std::size_t kRoomFor = 256;  // results, which may be kept: after as many, Python makes room
   static constexpr std::size_t kRecent = 8;     // operations whose storages are recent: as many as the body of a loop may have
 
   Place place;
@@ -25,7 +26,7 @@ struct Entries {
   std::size_t small_bytes = 0;  // smaller storages do not move; an operation on single entries is given no more bytes
   std::unordered_map<std::uint64_t, std::size_t> counts;  // operations in this iteration, by the signature that the mode has taught
   std::array<Addresses, kRecent> recent;
-  std::size_t next = 0;
+  std::size_t next = 0, results = 0;
   WeakStorages<Accessed> accessed;  // since the last recorded operation
 
   bool is_here() const { return std::this_thread::get_id() == thread; }
@@ -80,6 +81,8 @@ bool run_entry(const c10::OperatorHandle& op, const Operation& operation, const 
   const auto found = all.counts.find(signature_of(op, *stack, operation, all.place.device, storages));
   if (found == all.counts.end() || ++found->second <= Entries::kRecorded) return false;
   const Storages written = written_by(operation, op, *stack, all.place.device);
+  static const c10::OperatorHandle make_room = function_named("mempool_interposer::make_room");
+  if (written.empty() && ++all.results % Entries::kRoomFor == 0) call_python(make_room, {all.place.device == c10::DeviceType::CUDA});
   const auto is_known = [&](const c10::Storage* one) { return !all.moves(*one) || all.is_recent(one->unsafeGetStorageImpl()); };
   if (!std::all_of(storages.begin(), storages.end(), is_known)) return false;
   if (is_any_parked(storages)) {

@@ -96,7 +96,8 @@ class EvictionPolicy:
         absent = [record for record in keys.values() if record.state != RESIDENT]
         room = needed + _offloaded_bytes(absent)
         if room > self.spare and not self.make_room(room, keys, now, ahead=ahead):
-            if self._headroom is not None and self._headroom.holds_arena:  # which stays for a single argument
+            # The arena would stay for a single argument. During a capture, no memory may go back.
+            if self._headroom is not None and self._headroom.holds_arena and not self._transfers.captures:
                 self.clear((), now)
                 self._headroom.give_back()
                 absent = [record for record in keys.values() if record.state != RESIDENT]

@@ -255,6 +255,7 @@ TORCH_LIBRARY(mempool_interposer, m) {
   m.def("after(Tensor[] results, int at) -> ()");
   m.def("accessed() -> (Tensor[], int[])", &accessed_storages);
   m.def("reload(Tensor[] absent) -> ()");
+  m.def("make_room(bool cuda) -> ()");
   m.def("lend(Tensor[] storages, str operation, bool writes) -> int");
   m.def("give_back(int number) -> ()");
 }

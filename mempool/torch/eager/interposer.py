@@ -111,6 +111,7 @@ def library() -> ctypes.CDLL:
     _functions.impl("lend", lend, "CPU")
     _functions.impl("give_back", give_back, "CPU")
     _functions.impl("reload", _reload, "CPU")
+    _functions.impl("make_room", _make_room, "CPU")
     _functions.impl("before", lambda absent, at: _follower().before(absent, at), "CPU")
     _functions.impl("after", lambda results, at: _follower().after(results, at), "CPU")
     _tell_higher_order(torch._C._dispatch_key_parse("DeferredInit"))
@@ -252,6 +253,12 @@ def _reload(absent: list[torch.Tensor]) -> None:
     """Reload storages for an operation that no mode sees."""
     if (found := _modes.get(absent[0].device.type)) is not None and (mode := found()) is not None:
         mode.reload(absent)
+
+
+def _make_room(cuda: bool) -> None:  # noqa: FBT001
+    """Make room after results of operations that no mode sees."""
+    if (found := _modes.get("cuda" if cuda else "cpu")) is not None and (mode := found()) is not None:
+        mode.operations.admit(0, [])
 
 
 def lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> int:  # noqa: FBT001

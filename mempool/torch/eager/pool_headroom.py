@@ -74,7 +74,7 @@ class PoolHeadroom:
         if not self.is_checked:
             if (
                 more < self.limit_bytes // OPTIONS.checked_operation_divisor
-                or self._client.misses_with_next() == self.misses_before
+                or self._client.misses_with_next(more) == self.misses_before
             ):
                 return False
             self.is_checked = True

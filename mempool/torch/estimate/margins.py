@@ -73,11 +73,6 @@ def margins(
     return {name: bytes_ for name, bytes_ in (found | given).items() if bytes_ or name in given}
 
 
-def in_allocator(parts: Mapping[str, int]) -> int:
-    """Return the part of some margins that PyTorch's allocator serves and counts, in bytes."""
-    return sum(parts.get(name, 0) for name in IN_ALLOCATOR)
-
-
 def parse_margins(texts: list[str]) -> dict[str, int]:
     """Parse margins in the form of a command line: "cuda_context=300MiB".
 
