@@ -310,10 +310,15 @@ class TestStandby:
         assert not bypass_of(pool).is_standing_by
         assert torch._C._len_torch_dispatch_stack() == 1
 
-    def test_mode_does_not_stand_by_in_programs_that_compile(
-        self, pool: Any, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("compiles", [True, False])
+    def test_mode_sees_programs_that_compile_or_keep_addresses(
+        self, pool: Any, monkeypatch: pytest.MonkeyPatch, *, compiles: bool
     ) -> None:
-        monkeypatch.setitem(torch._dynamo.eval_frame.cached_backends, 0, id)
+        if compiles:
+            monkeypatch.setitem(torch._dynamo.eval_frame.cached_backends, 0, id)
+        else:
+            zeros = torch.zeros(8, dtype=torch.int32)
+            torch.fake_quantize_per_channel_affine(torch.ones(8, 8), torch.ones(8), zeros, 0, 0, 255)
         loop = small()
         for _ in range(20):
             loop.step()

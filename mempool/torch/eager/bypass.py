@@ -5,6 +5,9 @@ benefit while a program stays clearly below the limit. So then the interposer (`
 operation first: an operation that the mode has seen with tensors of the same shapes, on the stream that all
 operations use, and with ample room, runs without the mode. The library keeps the order of the storages in
 use, so that all are known at once when room becomes scarce. Meanwhile, the pool plans as without a limit.
+
+Once iterations follow the pool's plan, the mode stands by: it leaves the stack, and nothing is compared until
+a request departs from the plan or the pool lacks room.
 """
 
 from __future__ import annotations
@@ -172,7 +175,7 @@ class Bypass:
 
     def _keeps(self) -> bool:
         """Return whether the program has operations that keep addresses, which the mode must see."""
-        traits = list(self._mode.traits.by_id.values())
+        traits = [one for one in list(self._mode.traits.by_id.values()) if not one.may_be_followed]
         return any(one.effects is not None and one.effects.keeps for one in traits)
 
     def stand_by(self) -> None:
