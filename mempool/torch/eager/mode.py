@@ -316,6 +316,11 @@ class OffloadMode(TorchDispatchMode):
         if self.bypass is not None and self._detector is None:  # else the mode runs an operation
             self.bypass.end_iteration()
         operations.remove_dead()
+        if self.bypass is not None and self.bypass.is_standing_by:
+            self.patches.end_iteration()
+            self.counts.end_iteration()
+            self.engine.end_iteration()
+            return
         operations.record_entries()
         interposer.begin_entries(self)
         if self.relative_limit is not None:
@@ -330,24 +335,28 @@ class OffloadMode(TorchDispatchMode):
             self.engine.end_iteration()
             self.iterations.suspend()
         else:
-            self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
-            partial, operations.is_partial = operations.is_partial, False
-            is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
-            followed = self.iterations.pattern if is_followed else None
-            if partial:
-                self.counts.end_iteration()
-                self.iterations.resume()
-            else:
-                self.iterations.end()
-            self.eviction.limit_bytes = self.iterations.resident_limit_bytes
-            if self._admission is not None:
-                self._admission.update(followed)
-            if self.bypass is not None and not partial:
-                self.bypass.record_peak(peak_bytes)
-            if self.follower is not None and self._detector is None:
-                self.follower.begin_iteration()
+            self._end_seen_iteration(peak_bytes)
         if self.headroom is not None:
             self.headroom.warn_of_excess()
+
+    def _end_seen_iteration(self, peak_bytes: int) -> None:
+        """End an iteration whose operations were seen, or followed; `peak_bytes`: most bytes held."""
+        self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
+        partial, self.operations.is_partial = self.operations.is_partial, False
+        is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
+        followed = self.iterations.pattern if is_followed else None
+        if partial:
+            self.counts.end_iteration()
+            self.iterations.resume()
+        else:
+            self.iterations.end()
+        self.eviction.limit_bytes = self.iterations.resident_limit_bytes
+        if self._admission is not None:
+            self._admission.update(followed)
+        if self.bypass is not None and not partial:
+            self.bypass.record_peak(peak_bytes)
+        if self.follower is not None and self._detector is None:
+            self.follower.begin_iteration()
 
     def _is_bypassed(self) -> bool:
         """Return whether operations skip this mode at present."""
