@@ -62,14 +62,6 @@ def test_evaluation_in_a_dynamic_scope_costs_no_hits(core: Core) -> None:
     assert core.misses == 0
 
 
-@pytest.mark.parametrize("sizes", [SIZES[:5] + SIZES[17:], [*SIZES[:10], SIZES[20], *SIZES[10:]]])
-def test_left_out_allocations_and_an_extra_of_a_later_size_cost_no_hits(core: Core, sizes: list[int]) -> None:
-    core.step()
-    for size in sizes:
-        core.free(core.allocate(size))
-    assert core.misses == 0
-
-
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize("other", [SIZES[:20] + [90_000 + 1000 * k for k in range(20)], SIZES[:25]])
 def test_patterns_with_a_shared_prefix_switch_at_the_first_difference(marks: bool, other: list[int]) -> None:

@@ -252,6 +252,11 @@ def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
 class TestStandby:
     """Iterations by the pool's plan, which the mode does not see."""
 
+    @pytest.fixture(autouse=True)
+    def nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Forget what other tests have compiled."""
+        monkeypatch.setattr(torch._dynamo.eval_frame, "cached_backends", {})
+
     @pytest.fixture
     def pool(self) -> Iterator[Any]:
         with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:

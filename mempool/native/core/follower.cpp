@@ -281,7 +281,8 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   const bool suspect = strays_ != 0 || differed_lately();
-  if (table_ != nullptr && !suspect && skip_to(size)) return matched();
+  // In others than envelopes, a size that is left out belongs to another program, or to an exceptional iteration.
+  if (table_ != nullptr && !suspect && pattern_->is_envelope() && skip_to(size)) return matched();
   // Recurring differences mean a wrong position, however well single sizes match there.
   debt_ = differed_lately() ? debt_ + 1 : 1;
   last_stray_ = count_;

@@ -7,7 +7,7 @@
 //   positions decides.
 // * First difference in an iteration: try another known pattern, or the part of another thread, that shares
 //   the prefix and either expects this size or has ended here.
-//   Unless the size is that of one position among those that come soon: then the allocations before that position
+//   In an envelope, unless the size is that of one position among those that come soon: then the allocations before that position
 //   are left out, such as those of a sort that small batches do without. If the size that comes next shows that
 //   they are not, the follower returns.
 // * Second stray in a row, or a stray soon after another: step to the nearby position that most of the last
