@@ -51,18 +51,19 @@ class Peak:
     role: NDArray[np.int8]
 
 
-def at_peak(trace: Trace, begins: NDArray[np.int64] | None = None) -> Peak:
+def at_peak(trace: Trace, begins: NDArray[np.int64] | None = None, *, first: int = 0) -> Peak:
     """Return the buffers alive at the peak load.
 
     Args:
         trace: events; all devices count together.
         begins: rows at which iterations begin, sorted int64[k]; None or empty without iterations.
+        first: row from which the peak is sought.
 
     Raises:
         TraceError: the trace contradicts itself.
     """
     load = trace.load()
-    event = int(load.argmax()) if len(load) else 0
+    event = first + int(load[first:].argmax()) if len(load) else 0
     buffers = buffers_of(trace)
     alive = np.flatnonzero((buffers.start <= event) & (event < buffers.end) & (buffers.size > 0))
     alive = alive[np.argsort(-buffers.size[alive], kind="stable")]
@@ -70,7 +71,7 @@ def at_peak(trace: Trace, begins: NDArray[np.int64] | None = None) -> Peak:
     begins = np.empty(0, np.int64) if begins is None else begins
     return Peak(
         event,
-        int(load.max(initial=0)),
+        int(load[first:].max(initial=0)),
         alloc,
         end,
         buffers.size[alive],

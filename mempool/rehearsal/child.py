@@ -16,7 +16,7 @@ import time
 import traceback
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mempool.cli.run.child import AfterImport
 from mempool.rehearsal import compilation, generation, standin
@@ -469,6 +469,13 @@ class Rehearsal:
             self.outcome.line = program_line(frame)
 
     def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._note_error(kind, error, trace):
+            sys.__excepthook__(kind, error, trace)
+
+    def _note_error(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> bool:
+        """Note the error that ended the program; return false if the message says all."""
         refused = self._note_refusal(error)
         if refused or (self._torch is not None and isinstance(error, self._torch.OutOfMemoryError)):
             self.outcome.ended = "out of memory"
@@ -482,10 +489,11 @@ class Rehearsal:
         self.outcome.message = f"{kind.__name__}: {text}" if text else kind.__name__
         places = [own_line(frame, number) for frame, number in traceback.walk_tb(trace)]
         self.outcome.line = next(filter(None, reversed(places)), "")
+        if isinstance(error, SyntaxError):
+            self.outcome.line = f"{error.filename}:{error.lineno}"
         self._ended = True
         self._last_step = time.monotonic()
-        if not refused:
-            sys.__excepthook__(kind, error, trace)
+        return not refused
 
     def _finish(self) -> None:
         """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
@@ -530,7 +538,7 @@ class Rehearsal:
         arena, buffers = binary(planned.plan.arena_bytes), len(planned.buffers)
         self.outcome.notes.append(f"a plan of {buffers:,} buffers in an arena of {arena}")
 
-    def _leave(self) -> None:
+    def _leave(self) -> NoReturn:
         """End the process at once, with its result."""
         sys.stdout.flush()
         sys.stderr.flush()

@@ -79,15 +79,15 @@ def real(name: str) -> dict[str, Any]:
                 recording.step()
         trace = recording.trace
     recorded = PeakAttribution.of(trace)
-    inside = _unseen(trace, recorded.event)
+    inside = _unseen(trace, recorded.peak.event)
     return {
         "predicted_bytes": fitted.peak_bytes,
         "real_bytes": peak_bytes,
-        "recorded_bytes": recorded.bytes,
+        "recorded_bytes": recorded.peak.bytes,
         "inside_bytes": sum(inside.values()),
         "inside": inside,
         "predicted_at": f"{fitted.peak_operation} ({fitted.peak_phase})",
-        "real_at": f"{recorded.operation} ({recorded.phase})",
+        "real_at": f"{recorded.name(trace.operation)} ({recorded.name(recorded.phase)})",
     }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mempool.torch.estimate.program.run import ENVIRONMENT
@@ -26,7 +27,7 @@ for line in sys.stdin:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdin = open(0, closefd=False)
         os.chdir(folder)
-        main(request)
+        main(*request)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 """
 
@@ -43,7 +44,7 @@ class WarmPrograms:
             text=True,
         )
 
-    def __call__(self, request: str) -> WarmPrograms:
+    def __call__(self, request: Sequence[str]) -> WarmPrograms:
         assert self._server.stdin is not None
         print(json.dumps([str(Path.cwd()), request]), file=self._server.stdin, flush=True)
         return self

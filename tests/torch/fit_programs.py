@@ -155,4 +155,4 @@ class Written:
                 optimizer.step()
                 optimizer.zero_grad()
                 recorder.step()
-        return PeakAttribution.of(recorder.trace()).bytes
+        return PeakAttribution.of(recorder.trace()).peak.bytes

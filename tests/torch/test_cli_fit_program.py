@@ -86,7 +86,7 @@ LOOPS = {
     "autocast": loop("with torch.autocast('cpu', torch.bfloat16): o = model(x)",
                      "loss = (o.float() ** 2).mean()", *STEP),
     "logging": loop("loss = model(x).square().mean()", *STEP, "if torch.isnan(loss): raise ValueError",
-                    "print(step, loss.item())", "assert (x == 0).all()"),
+                    "print(step, loss.item())"),
 }  # fmt: skip
 
 
@@ -232,8 +232,6 @@ BAD = {
     "input": ("input()", "bad.py:20: EOFError"),
     "thread": ("t = threading.Thread(target=lambda: model(x).sum().backward())\nt.start(); t.join()",
                "bad.py:20: it runs a model in another thread"),
-    "LBFGS": ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())",
-              "bad.py:20: LBFGS calls the model as often as values say"),
 }  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.library_patches import MASKED
 from mempool.torch.estimate.fake.mode import ValuelessMode
-from mempool.torch.estimate.program.child import keep_source
 from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
 from traces.trace import EventType
 
@@ -161,12 +160,11 @@ READS = {
     "function": "def done():\n    return bool((x > 0).all())  # condition\nif done():\n    y = 1",
     "conditional": "y = 1 if x.any() else 2  # condition",
     "comprehension": "y = [v for v in x if v > 0]  # condition",
-    "folder": "import os\nos.chdir('/')\nif x.any():  # condition\n    y = 1",
     "item": "if x.sum().item() < 0.5:  # number\n    y = 1",
     "float": "v = float(x.mean())  # number\nfor k in range(3):\n    print(x.sum().item())  # number",
     "whole number": "n = x.argmax().item()  # number\ny = x[:n]",
     "list of values": "y = x.tolist()  # number",
-    "asserted": "assert (x == x).all()\nassert (\n    x.sum().item() < 1\n), 'no'",
+    "order": "for k in torch.randperm(4).tolist():  # number\n    y = x[k]",
     "known": "if torch.tensor(0.5).item() < 1:\n    y = 1",
     "shape": "if x.shape[0] > 3 and x.dim() == 1:\n    y = 1",
     "nan": "if torch.isnan(x).any():\n    raise ValueError",
@@ -181,14 +179,14 @@ HEAD = "import torch\nk, x = 0, torch.rand(4)\n"
 
 def recorded() -> tuple[list[str], list[str]]:
     """Return the lines of train.py that read conditions, and those that read numbers."""
-    conditions: list[str] = []
-    numbers: list[str] = []
-    keep_source("train.py")
+    conditions: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     code = compile(Path("train.py").read_text(), "train.py", "exec")
-    with ValuelessMode(), emulate_device("cuda"), ValueReads(conditions, numbers), finite_numbers():
+    reads = ValueReads(conditions, numbers), finite_numbers(numbers)
+    with ValuelessMode(), emulate_device("cuda"), reads[0], reads[1]:
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
-    return conditions, numbers
+    return list(conditions), list(numbers)
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,12 @@ from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.hardware.gpu_throughput import DEFAULT, rates_of
 from mempool.hardware.roofline import Roofline
-from mempool.torch.estimate import Job
-from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, check_allocators, estimate, judge
+from mempool.torch.estimate import Job, fit_job
+from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, allocator_specs, judge
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.margins import margins, parse_margins
 from mempool.torch.estimate.program import run_program
-from mempool.torch.estimate.remedies.advise import advise
 from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
 from mempool.torch.estimate.sources.transformers_models import (
     model_inputs,
@@ -82,7 +81,7 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
 def _fit_program(request: FitRequest) -> SizeResult:
     """Judge a program that ran on tensors without memory."""
     allocators = request.allocators or DEFAULT_ALLOCATORS
-    check_allocators(allocators)
+    allocator_specs(allocators)
     device, capability = request.job.get("device", "cuda"), request.capability or (8, 0)
     done = run_program(request.target.where, request.arguments, device=device, capability=capability)
     margin = margins(
@@ -115,22 +114,15 @@ def _fit_size(
         raise UsageError(f"--seq would change nothing: {request.target} takes pictures")
     job = _job(request, found, length, batch)
     title = f"{request.target}" + (f", seq {length:,}" if length else "")
-    options: dict[str, Any] = {"allocators": request.allocators} if request.allocators else {}
-    fitted = estimate(
+    fitted = fit_job(
         job,
         request.limit_bytes,
+        allocators=request.allocators or DEFAULT_ALLOCATORS,
+        remedies=request.remedies,
         largest=request.largest,
+        most_seconds=request.most_seconds,
         progress=lambda now: progress(f"{title}: {now}"),
-        **options,
     )
-    if request.remedies or (request.remedies is None and fitted.fits is False):
-        advice = advise(
-            job,
-            fitted,
-            most_seconds=request.most_seconds,
-            progress=lambda now: progress(f"{title}: what if {now}"),
-        )
-        fitted = replace(fitted, advice=advice)
     if request.traced:
         fitted = replace(fitted, trace=_timed(job))
     fitted = replace(fitted, warnings=[*request.notes, *fitted.warnings])

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mempool.analysis.peak import PHASES, Peak, at_peak, phases, shares
 from traces import EventType
-from traces.buffers import buffers_of
-from traces.columns import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +29,6 @@ CATEGORIES = (
     "activations",
     "temporaries",
 )
-PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,19 @@ def steps_of(trace: Trace) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class PeakAttribution:
-    """The event with the highest load in the steps after the first.
+    """The peak load in the steps after the first.
 
     Attributes:
         trace: the trace.
-        event: row of the event.
-        bytes: alive after the event.
+        peak: the buffers alive at the peak.
+        phase: phase of each event, as of `mempool.analysis.peak.phases`.
         first_step_bytes: peak load of the first step.
         by_phase_bytes: peak load of each phase.
     """
 
     trace: Trace
-    event: int
-    bytes: int
+    peak: Peak
+    phase: NDArray[np.int32]
     first_step_bytes: int
     by_phase_bytes: dict[str, int]
 
@@ -84,67 +82,43 @@ class PeakAttribution:
 
         The first of several steps is left out unless ``whole`` is true.
         """
-        load, steps = trace.load(), steps_of(trace)
-        begin = int(steps[0]) if len(steps) > 1 and not whole else 0
-        event = begin + int(load[begin:].argmax())
-        phases = _phases(trace)
+        load, steps, phase = trace.load(), steps_of(trace), phases(trace)
+        first = int(steps[0]) if len(steps) > 1 and not whole else 0
+        peak = at_peak(trace, first=first)
         by_phase = {
-            PHASES[phase]: int(load[begin:][phases[begin:] == phase].max())
-            for phase in range(len(PHASES))
-            if (phases[begin:] == phase).any()
+            name: int(load[first:][rows].max())
+            for name in PHASES
+            if name in trace.names and (rows := phase[first:] == trace.names.index(name)).any()
         }
-        first = int(load[: steps[0]].max(initial=0)) if len(steps) else int(load[event])
-        return cls(trace, event, int(load[event]), first, by_phase)
+        first_step_bytes = int(load[: steps[0]].max(initial=0)) if len(steps) else peak.bytes
+        return cls(trace, peak, phase, first_step_bytes, by_phase)
 
-    @property
-    def operation(self) -> str:
-        """Return the operation that ran at the peak."""
-        return self._name(int(self.trace.operation[self.event]))
-
-    @property
-    def module(self) -> str:
-        """Return the module that ran at the peak."""
-        return self._name(int(self.trace.module[self.event]))
-
-    @property
-    def phase(self) -> str:
-        """Return the phase of the peak; "" before the first phase."""
-        phase = int(_phases(self.trace)[self.event])
-        return PHASES[phase] if phase >= 0 else ""
+    def name(self, column: NDArray[np.int32]) -> str:
+        """Return the name of the peak's event in a column, such as ``trace.module``; "" without one."""
+        number = int(column[self.peak.event])
+        return self.trace.names[number] if number >= 0 else ""
 
     def by_class_bytes(self) -> dict[str, int]:
-        """Return the bytes alive by category; the sum is ``bytes``."""
-        return self._by_class(self._alive())
+        """Return the bytes alive by category, in the order of `CATEGORIES`; the sum is ``peak.bytes``."""
+        return self._by_class(self.peak)
 
     def by_module(self) -> list[ModuleShare]:
-        """Return the bytes alive by module, largest first; the sum is ``bytes``."""
-        alive = self._alive()
-        modules = self.trace.module[alive]
-        shares = []
-        for index in distinct(modules).tolist():
-            rows = alive[modules == index]
-            held = self._by_class(rows)
-            shares.append(ModuleShare(self._name(index), int(self.trace.size[rows].sum()), held))
-        return _sorted(shares)
+        """Return the bytes alive by module, largest first; the sum is ``peak.bytes``."""
+        peak, modules = self.peak, self.trace.module[self.peak.alloc]
+        found = []
+        for number in np.unique(modules).tolist():
+            rows = modules == number
+            own = dataclasses.replace(peak, alloc=peak.alloc[rows], size=peak.size[rows])
+            name = self.trace.names[number] if number >= 0 else ""
+            found.append(ModuleShare(name, int(own.size.sum()), self._by_class(own)))
+        return _sorted(found)
 
-    def _alive(self) -> NDArray[np.int64]:
-        """Return the alloc rows of the buffers alive at the peak, int64[m]."""
-        buffers = buffers_of(self.trace)
-        alive = (buffers.start <= self.event) & (self.event < buffers.end)
-        rows: NDArray[np.int64] = buffers.start[alive & (buffers.size > 0)]
-        return rows
-
-    def _by_class(self, rows: NDArray[np.int64]) -> dict[str, int]:
+    def _by_class(self, peak: Peak) -> dict[str, int]:
         held = dict.fromkeys(CATEGORIES, 0)
-        for index in distinct(self.trace.category[rows]).tolist():
-            name = self._name(index) or CATEGORIES[-1]
-            held[name] = held.get(name, 0) + int(
-                self.trace.size[rows[self.trace.category[rows] == index]].sum()
-            )
+        for share in shares(self.trace, peak, self.trace.category, len(self.trace.names) + 1):
+            name = share.name or CATEGORIES[-1]
+            held[name] = held.get(name, 0) + share.bytes
         return {name: size for name, size in held.items() if size}
-
-    def _name(self, index: int) -> str:
-        return self.trace.names[index] if index >= 0 else ""
 
 
 def merged(shares: Iterable[ModuleShare], depth: int) -> list[ModuleShare]:
@@ -162,12 +136,3 @@ def merged(shares: Iterable[ModuleShare], depth: int) -> list[ModuleShare]:
 
 def _sorted(shares: Iterable[ModuleShare]) -> list[ModuleShare]:
     return sorted(shares, key=lambda share: (-share.bytes, share.module))
-
-
-def _phases(trace: Trace) -> NDArray[np.int64]:
-    """Return each event's index in `PHASES`, or -1 before the first phase; step marks end no phase."""
-    number = [PHASES.index(name) if name in PHASES else -1 for name in (*trace.names, "")]
-    phase = np.where(trace.kind == EventType.MARK, np.array(number)[trace.operation], -1)
-    marked = np.flatnonzero(phase >= 0)
-    last = np.searchsorted(marked, np.arange(len(trace)), side="right") - 1
-    return np.where(last >= 0, np.append(phase[marked], -1)[last], -1)

@@ -26,27 +26,21 @@ if TYPE_CHECKING:
 DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
 
 
-def choice_of(text: str) -> AllocatorSpec:
-    """Return the allocator of a name, with settings behind a colon.
+def allocator_specs(allocators: Iterable[str]) -> dict[str, AllocatorSpec]:
+    """Return the allocators of names, which may have settings behind a colon.
 
     Raises:
-        UsageError: the name is unknown.
+        UsageError: no allocator is named, or an unknown one.
     """
     try:
-        choice = parse_allocator(text)
+        found = {name: parse_allocator(name) for name in allocators}
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if choice.allocator == RECORDED:
-        raise UsageError("nothing was recorded of an allocator: the run has not been")
-    return choice
-
-
-def check_allocators(allocators: Sequence[str]) -> None:
-    """Raise UsageError if no allocator is named, or an unknown one."""
-    if not allocators:
+    if not found:
         raise UsageError("no allocator: name one at least")
-    for name in allocators:
-        choice_of(name)
+    if any(spec.allocator == RECORDED for spec in found.values()):
+        raise UsageError("nothing was recorded of an allocator: the run has not been")
+    return found
 
 
 def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
@@ -60,25 +54,17 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
         UsageError: an allocator is unknown, or rejects its settings or the trace.
     """
     found = {}
-    for text in allocators:
-        choice = choice_of(text)
+    for text, spec in allocator_specs(allocators).items():
         try:
-            simulated = simulate(trace, choice.allocator, **choice.settings)
+            found[text] = simulate(trace, spec.allocator, **spec.settings).peak_reserved_bytes
         except (ValueError, TraceError) as error:
             raise UsageError(f"{text}: {error}") from None
-        found[text] = simulated.peak_reserved_bytes
     return found
 
 
 def margins_of(job: Job, trace: Trace) -> dict[str, int]:
     """Return a GPU's memory outside all recorded operations, by name, in bytes."""
     return margins(trace, job.device, capability=job.capability, margin=job.margin)
-
-
-def needed(job: Job, allocator: str) -> int:
-    """Return the bytes that a job needs: reserved by an allocator, and the margins."""
-    trace = run(job)
-    return reserved(trace, [allocator])[allocator] + sum(margins_of(job, trace).values())
 
 
 def largest_batch(
@@ -107,7 +93,8 @@ def largest_batch(
         if batch in known:
             return known[batch]
         progress(f"batch {batch:,}")
-        return needed(job.replace(batch=batch), allocator)
+        trace = run(job.replace(batch=batch))
+        return reserved(trace, [allocator])[allocator] + sum(margins_of(job, trace).values())
 
     return largest(needs, limit_bytes, job.batch)
 
@@ -133,7 +120,7 @@ def estimate(
     Raises:
         UsageError: the job cannot be tried, or an allocator is unknown.
     """
-    check_allocators(allocators)
+    allocator_specs(allocators)
     warnings: dict[str, None] = {}
     progress(f"batch {job.batch:,}")
     trace = run(job, warn=lambda text: warnings.setdefault(text))
@@ -200,18 +187,18 @@ def judge(
     Raises:
         UsageError: an allocator is unknown, or rejects its settings or the trace.
     """
-    peak = PeakAttribution.of(rounded(trace, ROUNDED_TO[device]), whole=whole)
+    found = PeakAttribution.of(rounded(trace, ROUNDED_TO[device]), whole=whole)
     reserved_by_allocator = reserved(trace, allocators)
     needed = reserved_by_allocator[allocators[0]] + sum(margin_bytes.values())
     return Fit(
-        peak_bytes=peak.bytes,
-        by_class_bytes=peak.by_class_bytes(),
-        by_module=peak.by_module(),
-        by_phase_bytes=peak.by_phase_bytes,
-        peak_operation=peak.operation,
-        peak_phase=peak.phase,
-        peak_module=peak.module,
-        first_step_bytes=peak.first_step_bytes,
+        peak_bytes=found.peak.bytes,
+        by_class_bytes=found.by_class_bytes(),
+        by_module=found.by_module(),
+        by_phase_bytes=found.by_phase_bytes,
+        peak_operation=found.name(trace.operation),
+        peak_phase=found.name(found.phase),
+        peak_module=found.name(trace.module),
+        first_step_bytes=found.first_step_bytes,
         reserved_bytes=reserved_by_allocator,
         margin_bytes=margin_bytes,
         allocator=allocators[0],

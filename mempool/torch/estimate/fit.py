@@ -14,6 +14,7 @@ from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, estimate, with_
 from mempool.torch.estimate.fake.isolation import shared_isolation
 from mempool.torch.estimate.inputs import batch_doubt, batch_of, call_arguments, resizable, sequence_first
 from mempool.torch.estimate.job import Job
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.remedies.advise import advise
 from mempool.units import parse_memory
 
@@ -136,6 +137,7 @@ def fit_job(
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
     remedies: bool | None = None,
     largest: bool | None = None,
+    most_seconds: float = OPTIONS.remedy_seconds,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Fit:
     """Estimate the memory that a job would need, and try remedies.
@@ -146,6 +148,7 @@ def fit_job(
         allocators: by name, the one that decides first.
         remedies: whether to try remedies, some tens of runs; None: if the job does not fit.
         largest: whether to search for the largest batch; None: if a limit is given.
+        most_seconds: processor seconds after which no further remedy is tried.
         progress: called with the name of each trial.
 
     Raises:
@@ -153,5 +156,8 @@ def fit_job(
     """
     result = estimate(job, limit_bytes, allocators=allocators, largest=largest, progress=progress)
     if remedies or (remedies is None and result.fits is False):
-        result = replace(result, advice=advise(job, result, progress=progress))
+        advice = advise(
+            job, result, most_seconds=most_seconds, progress=lambda name: progress(f"what if {name}")
+        )
+        result = replace(result, advice=advice)
     return result

@@ -23,7 +23,6 @@ class EstimateOptions:
             the third begins with all that outlives a step.
         program_seconds: seconds without an optimizer step after which a program is refused.
         dominant: share of the peak above which parameters and what belongs to them dominate.
-        known_elements: elements of the largest random order or list of indices that has values in a program.
         message_lines: largest number of lines of a program named in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
     """
@@ -37,7 +36,6 @@ class EstimateOptions:
     remedy_runs: int = 60
     remedy_seconds: float = 120.0
     dominant: float = 0.5
-    known_elements: int = 1 << 24
     program_steps: int = 3
     program_seconds: float = 60.0
     message_lines: int = 3

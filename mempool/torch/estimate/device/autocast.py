@@ -8,15 +8,17 @@ lists below), the CPU's in `ATen/autocast_mode.cpp`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from mempool.torch.estimate.device.library_patches import replaced
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import contextlib
+    from collections.abc import Callable
 
 #: Operations whose inputs are converted to 32 bits.
 _WIDENED = """
@@ -97,13 +99,13 @@ def _cast(dtype: torch.dtype, value: Any) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def autocast_of_cuda() -> Iterator[None]:
-    """Let `torch.autocast("cuda")` be the autocast of fake tensors.
+def autocast_of_cuda() -> contextlib.AbstractContextManager[None]:
+    """Let `torch.autocast("cuda")` be the autocast of fake tensors while the block runs.
 
     Without a GPU, CUDA's autocast switches itself off with a warning, and the run would be in full precision.
     """
-    before = torch.amp.autocast_mode.autocast.__init__
+    autocast = torch.amp.autocast_mode.autocast
+    before = autocast.__init__
 
     @functools.wraps(before)
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -111,8 +113,4 @@ def autocast_of_cuda() -> Iterator[None]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         before(self, device_type, dtype, *args, **kwargs)
 
-    torch.amp.autocast_mode.autocast.__init__ = init
-    try:
-        yield
-    finally:
-        torch.amp.autocast_mode.autocast.__init__ = before
+    return replaced(autocast, "__init__", init)

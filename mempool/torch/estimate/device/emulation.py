@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
-from mempool.torch.estimate.device.library_patches import patch_transformers_masks, patch_trunc_normal
+from mempool.torch.estimate.device.library_patches import drawing_once, patch_transformers_masks, replaced
 from mempool.torch.estimate.fake.copies import fake_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def emulate_device(
             stack.enter_context(autocast.autocast_of_cuda())
             stack.enter_context(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
             stack.enter_context(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(capability)))
-            stack.enter_context(_no_inference_mode())
+            stack.enter_context(replaced(torch._C, "_InferenceMode", _no_grad))
             stack.enter_context(accept_cuda_names())
         yield
 
@@ -80,25 +80,31 @@ def emulate_device(
 @contextlib.contextmanager
 def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterator[None]:
     """Let modules with fake tensors be made, converted, moved and copied while the block runs."""
-    with _module_conversion(), _deep_copies(), patch_transformers_masks(warn), patch_trunc_normal():
+    with (
+        replaced(nn.Module, "_apply", _converting_in_place(nn.Module._apply)),
+        replaced(FakeTensor, "__deepcopy__", _deep_copy),
+        replaced(nn.init, "_no_grad_trunc_normal_", drawing_once(nn.init._no_grad_trunc_normal_)),
+        patch_transformers_masks(warn),
+    ):
         yield
 
 
 @contextlib.contextmanager
 def accept_cuda_names() -> Iterator[None]:
-    """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing."""
-    with _backward_without_modes(), _CudaNames():
+    """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing.
+
+    `torch.autograd.backward` and ``grad`` are kept from modes, which would be off inside of them.
+    """
+    with replaced(torch.autograd, "has_torch_function", lambda _: False), _CudaNames():
         yield
 
 
-@contextlib.contextmanager
-def _module_conversion() -> Iterator[None]:
-    """Let `Module.to`, `half`, `cuda` and similar methods convert fake parameters in place.
+def _converting_in_place(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Module._apply`, by which `to`, `half`, `cuda` and others convert fake parameters in place.
 
     PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
     references.
     """
-    before = nn.Module._apply
 
     def apply(module: Any, fn: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - PyTorch's own
         held = [*module._parameters.values(), *module._buffers.values()]
@@ -113,35 +119,26 @@ def _module_conversion() -> Iterator[None]:
                         part.data = fn(part)
         return module
 
-    nn.Module._apply = apply
-    try:
-        yield
-    finally:
-        nn.Module._apply = before
+    return apply
 
 
-@contextlib.contextmanager
-def _deep_copies() -> Iterator[None]:
-    """Let `copy.deepcopy` copy fake tensors, for which PyTorch otherwise reads their address."""
+def _deep_copy(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Copy a fake tensor, of which PyTorch would read the address."""
+    if type(tensor) is not FakeTensor:
+        return Tensor.__deepcopy__(tensor, memo)
+    if id(tensor) not in memo:
+        known = tensor.constant is not None  # a count of batches, for example
+        made = tensor.clone() if known else fake_of(tensor, memo.setdefault("mempool", {}), again=True)
+        memo[id(tensor)] = made
+        if tensor.grad is not None:
+            made.grad = _deep_copy(tensor.grad, memo)
+    found: Tensor = memo[id(tensor)]
+    return found
 
-    def copied(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-        if type(tensor) is not FakeTensor:
-            return Tensor.__deepcopy__(tensor, memo)
-        if id(tensor) not in memo:
-            known = tensor.constant is not None  # a count of batches, for example
-            made = tensor.clone() if known else fake_of(tensor, memo.setdefault("mempool", {}), again=True)
-            memo[id(tensor)] = made
-            if tensor.grad is not None:
-                made.grad = copied(tensor.grad, memo)
-        found: Tensor = memo[id(tensor)]
-        return found
 
-    before = FakeTensor.__deepcopy__
-    FakeTensor.__deepcopy__ = copied
-    try:
-        yield
-    finally:
-        FakeTensor.__deepcopy__ = before
+def _no_grad(on: bool) -> contextlib.AbstractContextManager[Any]:  # noqa: FBT001 - PyTorch's own
+    """Stand for `torch.inference_mode`, which skips the overridden autograd keys."""
+    return torch.no_grad() if on else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -155,28 +152,16 @@ def _foreach_by_default() -> Iterator[None]:
     from torch.utils import _foreach_utils
 
     lists = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    before = optimizer._get_foreach_kernels_supported_devices
+    devices = optimizer._get_foreach_kernels_supported_devices
     added = [known for known in lists if FakeTensor not in known]
     for known in added:
         known.append(FakeTensor)
-    optimizer._get_foreach_kernels_supported_devices = lambda: [*before(), "cpu"]
     try:
-        yield
+        with replaced(optimizer, devices.__name__, lambda: [*devices(), "cpu"]):
+            yield
     finally:
-        optimizer._get_foreach_kernels_supported_devices = before
         for known in added:
             known.remove(FakeTensor)
-
-
-@contextlib.contextmanager
-def _no_inference_mode() -> Iterator[None]:
-    """Replace `torch.inference_mode`, which skips the overridden autograd keys, by `torch.no_grad`."""
-    before = torch._C._InferenceMode
-    torch._C._InferenceMode = lambda on: torch.no_grad() if on else contextlib.nullcontext()
-    try:
-        yield
-    finally:
-        torch._C._InferenceMode = before
 
 
 class _CudaNames(TorchFunctionMode):
@@ -205,17 +190,6 @@ _INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.pin_memory, Tenso
 def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
     """Run a backward as ``Tensor.backward`` does, outside of function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
-
-
-@contextlib.contextmanager
-def _backward_without_modes() -> Iterator[None]:
-    """Keep `torch.autograd.backward` and ``grad`` from modes, which would be off inside of them."""
-    before = torch.autograd.has_torch_function
-    torch.autograd.has_torch_function = lambda _: False
-    try:
-        yield
-    finally:
-        torch.autograd.has_torch_function = before
 
 
 def _cpu_for_cuda(device: Any) -> Any:

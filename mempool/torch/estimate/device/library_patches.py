@@ -14,7 +14,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -27,6 +26,17 @@ MASKED = (
     "the attention mask is taken to mask some tokens, and so needs the square of the length: less is needed "
     "where no token is padded"
 )
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Let an attribute have another value while the block runs."""
+    before = getattr(holder, name)
+    setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
 
 
 @contextlib.contextmanager
@@ -58,8 +68,7 @@ def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
             module = sys.modules.get(_MODULE)
             for name, replacement in replacements.items():
                 if (before := getattr(module, name, None)) is not None:
-                    setattr(module, name, replacement(before))
-                    stack.callback(setattr, module, name, before)
+                    stack.enter_context(replaced(module, name, replacement(before)))
 
         def at_first_call(*_: Any) -> None:
             handle.remove()
@@ -73,20 +82,13 @@ def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def patch_trunc_normal() -> Iterator[None]:
-    """Let ``trunc_normal_`` fill fake tensors by one draw while the block runs; real tensors as usual."""
-    before = nn.init._no_grad_trunc_normal_
+def drawing_once(before: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return ``trunc_normal_``, which fills fake tensors by one draw; real tensors as usual."""
 
     def draw(tensor: torch.Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(tensor, FakeTensor):
-            drawn: torch.Tensor = before(tensor, mean, std, *args, **kwargs)
-            return drawn
+            return before(tensor, mean, std, *args, **kwargs)
         with torch.no_grad():
             return tensor.normal_(mean, std)
 
-    nn.init._no_grad_trunc_normal_ = draw
-    try:
-        yield
-    finally:
-        nn.init._no_grad_trunc_normal_ = before
+    return draw

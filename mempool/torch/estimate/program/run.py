@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mempool.rehearsal.job import Job, Outcome
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import AS_FAR_AS_RAN, Caveat
@@ -19,7 +18,7 @@ from traces.formats.parquet import read_trace
 from traces.trace import EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from traces import Trace
 
@@ -28,53 +27,18 @@ REHEARSE = "a CUDA build of PyTorch runs the program itself: pip install torch, 
 GUESSES = "conditions are taken to be false, and numbers zero"
 #: Environment of the program's process besides its own.
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
-_TRACE, _RESULT = "step.trace", "result.json"
-
-
-@dataclass(frozen=True)
-class Request:
-    """A program to run.
-
-    Attributes:
-        path: of the script.
-        arguments: the script's arguments in ``sys.argv``.
-        folder: gets the trace, the result, and what the program would write over.
-        device: "cuda" or "cpu": the device of the real run.
-        capability: compute capability of the device.
-        steps: optimizer steps after which the program ends.
-        seconds: time without an optimizer step after which the program is refused.
-    """
-
-    path: str
-    arguments: tuple[str, ...]
-    folder: str
-    device: str = "cuda"
-    capability: tuple[int, int] = (8, 0)
-    steps: int = OPTIONS.program_steps
-    seconds: float = OPTIONS.program_seconds
+TRACE, OUTCOME = "step.trace", "outcome.json"  #: files in the folder of a job
 
 
 @dataclass
-class Result:
-    """The end of a program, as the program's process reports it.
+class ProgramOutcome(Outcome):
+    """The end of a program, as the program's process reports it; ``value_reads`` are reads of numbers.
 
     Attributes:
-        message: reason why the program cannot be tried, in one line; "" if it was.
-        line: place of that, as ``file:line``.
-        decisions: lines that read conditions on values.
-        numbers: lines that read numbers.
-        notes: sentences for the user.
+        decisions: places at which the program read a condition on values -> number of reads.
     """
 
-    message: str = ""
-    line: str = ""
-    decisions: list[str] = field(default_factory=list)
-    numbers: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def write(self, folder: str) -> None:
-        """Write the result into the folder of a run."""
-        Path(folder, _RESULT).write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
+    decisions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,70 +83,63 @@ def run_program(
     """
     Path(path).read_bytes()
     with tempfile.TemporaryDirectory(prefix="mempool-fit-") as folder:
-        request = Request(path, tuple(arguments), folder, device, capability, seconds=seconds)
-        _run_child(request)
-        result = _result(request)
-        if result.message:
-            raise BrokenScriptError(_failure(request, result))
-        trace = read_trace(Path(folder, _TRACE))
+        job = Job((path, *arguments), folder, steps=OPTIONS.program_steps, timeout=seconds)
+        outcome = _run_child([job.to_json(), device, *map(str, capability)], Path(folder, OUTCOME))
+        if not outcome.complete:
+            raise BrokenScriptError(_failure(path, outcome))
+        trace = read_trace(Path(folder, TRACE))
     marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
     return ProgramRun(
         trace,
         "train" if "backward" in marks else "inference",
-        [*result.notes, *_number_notes(result)],
-        list(_caveats(result)),
+        [*outcome.notes, *_number_notes(outcome)],
+        list(_caveats(outcome)),
     )
 
 
-def start_process(request: str) -> subprocess.Popen[bytes]:
-    """Start the program's process for a request in JSON."""
-    command = [sys.executable, "-m", "mempool.torch.estimate.program.child", request]
+def start_process(request: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the program's process for the arguments of its ``main``."""
+    command = [sys.executable, "-m", "mempool.torch.estimate.program.child", *request]
     return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
 
 
-def _run_child(request: Request) -> None:
+def _run_child(request: Sequence[str], written: Path) -> ProgramOutcome:
     """Run the program's process to its end; Ctrl-C ends it, too."""
-    process = start_process(json.dumps(dataclasses.asdict(request)))
+    process = start_process(request)
     try:
         code = process.wait()
     except BaseException:
         process.kill()
         process.wait()
         raise
-    if not Path(request.folder, _RESULT).is_file():
-        Result(message=f"the program's process ended by exit code {code}").write(request.folder)
+    if written.is_file():
+        return ProgramOutcome.read(written)
+    return ProgramOutcome("", message=f"the program's process ended by exit code {code}")
 
 
-def _result(request: Request) -> Result:
-    values: dict[str, Any] = json.loads(Path(request.folder, _RESULT).read_text("utf-8"))
-    return Result(**values)
+def _failure(path: str, outcome: ProgramOutcome) -> str:
+    places = list(outcome.decisions)
+    behind = f" (behind {places[-1]}, which decides by a value: {GUESSES})" if places else ""
+    ranks = "--ranks 2 " * ("torch.distributed" in outcome.message)
+    return f"{outcome.line or path}: {outcome.message}{behind}; {REHEARSE.format(ranks + path)}"
 
 
-def _failure(request: Request, result: Result) -> str:
-    behind = (
-        f" (behind {result.decisions[-1]}, which decides by a value: {GUESSES})" if result.decisions else ""
-    )
-    place = result.line or request.path
-    ranks = "--ranks 2 " * ("torch.distributed" in result.message)
-    return f"{place}: {result.message}{behind}; {REHEARSE.format(ranks + request.path)}"
-
-
-def _number_notes(result: Result) -> Iterator[str]:
-    if result.numbers:
+def _number_notes(outcome: ProgramOutcome) -> Iterator[str]:
+    if outcome.value_reads:
         yield (
-            f"numbers read from tensors are zero; the program reads some at {_some(result.numbers)}, and a "
-            "size or a branch that depends on them is another in the real run"
+            f"numbers read from tensors are zero; the program reads some at {_some(outcome.value_reads)}, "
+            "and a size or a branch that depends on them is another in the real run"
         )
 
 
-def _some(lines: Sequence[str]) -> str:
-    shown = ", ".join(lines[: OPTIONS.message_lines])
-    more = len(lines) - OPTIONS.message_lines
+def _some(places: Collection[str]) -> str:
+    shown = ", ".join(list(places)[: OPTIONS.message_lines])
+    more = len(places) - OPTIONS.message_lines
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _caveats(result: Result) -> Iterator[Caveat]:
-    if result.decisions:
-        verb = "decides" if len(result.decisions) == 1 else "decide"
+def _caveats(outcome: ProgramOutcome) -> Iterator[Caveat]:
+    if outcome.decisions:
+        verb = "decides" if len(outcome.decisions) == 1 else "decide"
         unknown = f"{verb} by values of tensors, unknown before the run: {GUESSES}"
-        yield Caveat(AS_FAR_AS_RAN, f"{_some(result.decisions)} {unknown}")
+        yield Caveat(AS_FAR_AS_RAN, f"{_some(outcome.decisions)} {unknown}")
