@@ -373,6 +373,32 @@ class Mark(enum.Enum):
 
 MOST_PATTERNS: int = 16
 
+class RecordingSchedule:
+    """State machine of a client's recording."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def state(self) -> str: ...
+
+    def apply(self, event: str, allocations: int, misses: int, *, replaying: bool = False) -> bool:
+        """
+        Tell of an event, with the client's counters; return true if the state changed.
+        """
+
+    def is_due(self, allocations: int, misses: int, *, replaying: bool = False, miss_score: int = 0) -> bool:
+        """Return true if the pause is over."""
+
+    @staticmethod
+    def transitions() -> list[tuple[str, str, str]]:
+        """Return (state, event, next state) for each state and event."""
+
+CHANGED_SCORE: int = 12
+
+MIN_PAUSE: int = 64
+
+MAX_PAUSE: int = 4194304
+
 JUDGED_ITERATIONS: int = 4
 
 LEARNING_ITERATIONS: int = 16
@@ -420,6 +446,14 @@ class Client:
     def leave_dynamic(self) -> None: ...
 
     def set_recording(self, on: bool) -> None: ...
+
+    def advance_recording(self, event: str) -> None:
+        """
+        Tell the recording's state machine of an event, by its name in `RecordingSchedule.transitions`.
+        """
+
+    def resume_recording(self) -> bool:
+        """Record again if the pause is over; return true if so."""
 
     def set_tracing(self, on: bool, *, folder: str = '', piece: int = 262144) -> None:
         """
@@ -491,9 +525,9 @@ class Client:
         Give the next request inside a dynamic scope this offset in the arena, if that range is free.
         """
 
-    def wait_for_work(self, seconds: float, search_seconds: float = 0.0, allocations: int = 18446744073709551615, misses: int = 18446744073709551615, miss_score: int = 18446744073709551615, replan_at_iteration: int = 0, other_layouts: int = 18446744073709551615) -> tuple[bool, float]:
+    def wait_for_work(self, seconds: float, search_seconds: float = 0.0, allocations: int = 18446744073709551615, replan_at_iteration: int = 0, other_layouts: int = 18446744073709551615) -> tuple[bool, float]:
         """
-        Wait for planning work; return (there may be work, processor seconds of searches in vain). Searches in vain end no wait until they took `search_seconds`. The wait also ends after `seconds`, at `allocations`, at a refused arena, with a pinned range that keeps blocking a plan from iteration `replan_at_iteration` on, while nothing is recorded at `misses` or `miss_score`, and, if `other_layouts` is given, when that number of the state changes.
+        Wait for planning work; return (there may be work, processor seconds of searches in vain). Searches in vain end no wait until they took `search_seconds`. The wait also ends after `seconds`, at `allocations`, when recording is due again, at a refused arena, with a pinned range that keeps blocking a plan from iteration `replan_at_iteration` on, and, if `other_layouts` is given, when that number of the state changes.
         """
 
     def grow_recording(self) -> bool:

@@ -134,10 +134,6 @@ class Jobs:
     def __len__(self) -> int: ...
 
     @property
-    def count_at_peak(self) -> int:
-        """Number of jobs alive at the first instant of the peak load."""
-
-    @property
     def start_order(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,))]:
         """Jobs by start, those across the cut of a circle first."""
 
@@ -172,51 +168,6 @@ class LocalRepair:
         """
         Continue for about `budget` work units; return true if a smaller arena was found.
         """
-
-    @property
-    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
-
-    @property
-    def arena(self) -> int: ...
-
-    @property
-    def work(self) -> int:
-        """Work units spent so far; one is about one comparison of first fit."""
-
-class WindowRepair:
-    """Repair of a plan, one time window after the other."""
-
-    def __init__(self, jobs: Jobs, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int) -> None: ...
-
-    def advance(self, budget: int, target: int) -> bool:
-        """
-        Continue for about `budget` work units; return true if a smaller arena was found.
-        """
-
-    @property
-    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
-
-    @property
-    def arena(self) -> int: ...
-
-    @property
-    def work(self) -> int:
-        """Work units spent so far; one is about one comparison of first fit."""
-
-class PeakOutward:
-    """
-    Packing of the jobs alive at the peak, then of their neighbours in time, then of the others.
-    """
-
-    def __init__(self, jobs: Jobs, goal: int, seed: int, tries: int = 6) -> None: ...
-
-    def advance(self, budget: int) -> bool:
-        """
-        Continue for about `budget` work units or until given up; return true if all jobs are placed, those near the peak within the goal.
-        """
-
-    @property
-    def given_up(self) -> bool: ...
 
     @property
     def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
@@ -327,11 +278,6 @@ def write_offsets(into: Annotated[NDArray[numpy.int64], dict(shape=(None, None),
 def pack_in_order(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Return offsets by lowest valley first, the first job in `order` that fits; no offsets if cancelled.
-    """
-
-def pack_peak_first(jobs: Jobs, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
-    """
-    Return offsets with the jobs alive at the peak first, then both sides by lowest valley first; no offsets if cancelled.
     """
 
 def pack_max_load_first(jobs: Jobs, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], goal: int, cancel: Cancel) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:

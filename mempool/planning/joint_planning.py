@@ -16,7 +16,6 @@ from mempool.planning.options import OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from mempool.planning.backoff import AllocationCounts
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from mempool.planning.variants import VariantLifetimes
@@ -71,13 +70,13 @@ class JointPlanning:
         if former:
             self._lifetimes.supersede(key, former)
 
-    def plan_installed(self, now: AllocationCounts, occupied: int) -> None:
+    def plan_installed(self, allocations: int, occupied: int) -> None:
         """Note a new plan; ``occupied``: total number of allocations whose planned place was in use."""
-        self._allocations, self._occupied = now.allocations, occupied
+        self._allocations, self._occupied = allocations, occupied
 
-    def has_collisions(self, now: AllocationCounts, occupied: int) -> bool:
+    def has_collisions(self, allocations: int, occupied: int) -> bool:
         """Return true if collisions since the last plan justify joint planning, or a joint plan has any."""
-        collisions, passed = occupied - self._occupied, now.allocations - self._allocations
+        collisions, passed = occupied - self._occupied, allocations - self._allocations
         return collisions >= (
             1 if self._plans else max(OPTIONS.joint_collisions, OPTIONS.joint_collision_share * passed)
         )

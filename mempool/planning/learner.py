@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.logs import log
-from mempool.planning.backoff import NEVER, ExponentialBackoff, WakeConditions
+from mempool.planning.backoff import NEVER, ExponentialBackoff
 from mempool.planning.options import OPTIONS
 from mempool.planning.registry import MOST_KNOWN
 from mempool.planning.replanner import Replanner
@@ -60,7 +60,7 @@ class Learner:
         self._core, self._client = core, client
         self._device, self._small_bytes = device, small_bytes
         self._interrupt = interrupt
-        self.builder, self.registry, self._schedule = builder, builder.registry, builder.schedule
+        self.builder, self.registry = builder, builder.registry
         self.replanner = Replanner(client, builder)
         self.withdrawn = ""
         self._fruitless = 0
@@ -97,12 +97,11 @@ class Learner:
     def reset_plans(self) -> None:
         """Forget all plans and record again."""
         self.builder.forget()
-        self._client.set_recording(False)  # the old recording says nothing about later iterations
+        self._client.advance_recording("end")  # the old recording says nothing about later iterations
         self._record()
 
     def _record(self) -> None:
-        self._client.set_recording(True)
-        self._schedule.recording_began(self.builder.counts())
+        self._client.advance_recording("begin")
         self._recorded_at = self._client.state()["iterations"]
 
     def look(self) -> bool:
@@ -153,7 +152,7 @@ class Learner:
         if self.replanner.improves and patterns and self._shows_all_followers(patterns[0], state):
             if self.replanner.improve(patterns, self._settled_patterns(patterns), counts):
                 return True
-            if self._schedule.miss_rate(self.builder.counts()) == 0:
+            if self._miss_rate() == 0:
                 self._settle()
                 return False
         if (fresh := self._fresh(patterns, state)) is not None:
@@ -189,8 +188,7 @@ class Learner:
             self._dropped = state["events_dropped"]
             if not self.registry and self._client.grow_recording():
                 return
-            self._client.set_recording(False)
-            self._schedule.pause_fruitless(self.builder.counts(), replaying=state["replaying"])
+            self._client.advance_recording("fruitless")
         elif patterns:
             # A new pattern shows only after a good part of the recorded length, not in the next few events.
             kept = state["events_kept"]
@@ -201,17 +199,19 @@ class Learner:
 
     def _settle(self) -> None:
         """Stop recording, since all requests follow the plan; resume only if the plan may be improved."""
-        self._client.set_recording(False)
-        self._schedule.pause_settled(self.builder.counts(), improvable=self.replanner.may_improve())
+        self._client.advance_recording("improvable" if self.replanner.may_improve() else "settled")
 
     def pause_after_failure(self) -> None:
         """End recording for a long pause after a failure that may be temporary."""
-        self._client.set_recording(False)
-        self._schedule.pause_failed(self.builder.counts())
+        self._client.advance_recording("failed")
 
     def _misses(self) -> int:
         """Return the total number of allocations that had no plan or did not follow the plan."""
-        return self.builder.counts().misses
+        return self._client.misses()
+
+    def _miss_rate(self) -> float:
+        """Return the share of misses since recording last began or ended, or since the latest plan."""
+        return float(self._client.state()["miss_rate"])
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the number of allocations of each sequence until then."""
@@ -255,8 +255,8 @@ class Learner:
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
-        spoilt = state["miss_score"] >= OPTIONS.changed_score or cannot_be_had
-        astray = self._schedule.miss_rate(self.builder.counts()) > OPTIONS.astray_rate
+        spoilt = state["miss_score"] >= _core.CHANGED_SCORE or cannot_be_had
+        astray = state["miss_rate"] > OPTIONS.astray_rate
         for known in self.registry:
             if not spoilt and known.rotates_to(pattern):
                 return False
@@ -274,7 +274,7 @@ class Learner:
         """
         alike = [known for known in self.registry if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
-        if of_kinds and self._schedule.miss_rate(self.builder.counts()) <= OPTIONS.astray_rate:
+        if of_kinds and state["miss_rate"] <= OPTIONS.astray_rate:
             return False
         if not any(known.pattern.least is not None for known in alike):
             return True
@@ -309,7 +309,7 @@ class Learner:
 
     def _is_completed(self, known: PlannedPattern, state: dict[str, Any]) -> bool:
         """Return true if an iteration has ended, or too little is recorded for two lengths of this plan."""
-        passed = state["allocations"] - self._schedule.began
+        passed = state["allocations"] - state["recording_began"]
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
@@ -331,7 +331,7 @@ class Learner:
         """Return true if buffers that one variant leaves alive block the plans of other variants."""
         builder, together = self.builder, self.builder.joint
         if not state["replaying"] or not together.has_collisions(
-            builder.counts(), builder.neighbors.slot_collisions()
+            builder.allocations(), builder.neighbors.slot_collisions()
         ):
             return False
         if builder.neighbors.shares_memory() and not together:
@@ -343,11 +343,13 @@ class Learner:
         if self._is_young(pattern):
             return False
         together = sum(len(known.buffers) for known in self.registry if self.builder.joint.includes(known))
-        return bool(state["allocations"] - self._schedule.began >= OPTIONS.joint_recording_factor * together)
+        return bool(
+            state["allocations"] - state["recording_began"] >= OPTIONS.joint_recording_factor * together
+        )
 
     def refine(self) -> bool:
         """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
-        done = self.replanner.refine(lambda: self._interrupt() or self._has_changed())
+        done = self.replanner.refine(lambda: self._interrupt() or self._client.state()["recording_due"])
         if not done:
             self.resume_if_changed()
         return done
@@ -363,45 +365,28 @@ class Learner:
             kept = max(OPTIONS.min_cache_bytes, self._core.stats()["reserved"]["peak"] // 8)
             self._client.set_retained_limit(kept)
 
-    def due(self) -> WakeConditions:
-        """Return the earliest counters at which the learner or replanner has work to do."""
-        state, now = self._client.state(), self.builder.counts()
-        rest = WakeConditions(NEVER, NEVER, NEVER)
-        if not state["recording"]:
-            rest = self._schedule.wake_conditions(now, replaying=state["replaying"])
-        in_allocations = max(
-            1, min(rest.allocations - now.allocations, self.registry.allocations_until_verdict())
-        )
-        allocations, misses = now.allocations + in_allocations, max(rest.misses, now.misses + 1)
-        builder = self.builder
-        return WakeConditions(
-            allocations,
-            misses,
-            rest.miss_score,
-            builder.metadata.replan_backoff.allowed_at,
-            builder.neighbors.avoided_layouts,
-        )
+    def wake_conditions(self) -> dict[str, int]:
+        """Return the arguments of `Client.wait_for_work` that wake learner and replanner for work."""
+        builder, layouts = self.builder, self.builder.neighbors.avoided_layouts
+        return {
+            "allocations": builder.allocations() + max(1, self.registry.allocations_until_verdict()),
+            "replan_at_iteration": builder.metadata.replan_backoff.allowed_at,
+            **({} if layouts is None else {"other_layouts": layouts}),
+        }
 
     def resume_if_changed(self) -> None:
         """Record again if the pattern has changed for good or, without a plan, after a long pause."""
-        if not self._client.state()["recording"] and self._has_changed():
+        if self._client.resume_recording():
             log.info("recording again")
             self.replanner.recording_begins()
-            self._record()
-
-    def _has_changed(self) -> bool:
-        """Return true if recording should start again; called while recording is off."""
-        state = self._client.state()
-        return self._schedule.is_over(
-            self.builder.counts(), replaying=state["replaying"], miss_score=state["miss_score"]
-        )
+            self._recorded_at = self._client.state()["iterations"]
 
     def drop_if_useless(self) -> None:
         """Drop all plans if the program does not follow them, or if they do not pay."""
         if self.registry.are_useless():
             log.info("nothing follows the plan")
             self.builder.forget()
-            self._schedule.plans_dropped(self.builder.counts(), recording=self._client.state()["recording"])
+            self._client.advance_recording("dropped")
         elif reason := self._reason_to_withdraw():
             log.warning("the plan is withdrawn: %s", reason)
             self.withdrawn = reason

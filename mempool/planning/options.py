@@ -30,12 +30,6 @@ class PlannerOptions:
         max_retry_seconds: largest number of these seconds: a failing planner costs nothing then.
         log_lines: most lines that ``explain`` logs at a time.
         log_seconds: least seconds between two times of logging by ``explain``.
-        ignored_miss_rate: miss rate that never justifies recording again.
-        changed_score: the core's miss score at which a pattern counts as changed for good.
-        min_pause: smallest pause between recordings, in allocations. A pause is four times the length of the
-            recording before it, at least four times this number, and doubles with each failure: short enough
-            that a new pattern is planned soon, rare enough to cost nothing.
-        max_pause: largest pause between recordings, in allocations.
         looks_before_caching: number of looks without any result after which a device without pages keeps some
             free segments; none are kept at first, since it is unknown which buffers will stay and hold the
             segments.
@@ -109,10 +103,6 @@ class PlannerOptions:
     max_retry_seconds: float = 60.0
     log_lines: int = 8
     log_seconds: float = 5.0
-    ignored_miss_rate: float = 1 / 1000
-    changed_score: int = 12
-    min_pause: int = 1 << 6
-    max_pause: int = 1 << 22
     looks_before_caching: int = 6
     min_cache_bytes: int = 32 << 20
     patient_iterations: int = 5

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
-from mempool.planning.backoff import AllocationCounts, RecordingSchedule
 from mempool.planning.joint_planning import JointPlanning
 from mempool.planning.options import OPTIONS
 from mempool.planning.registry import PlanMetadata, PlanRegistry
 from mempool.planning.shared_arena import ArenaNeighbors, merge_ranges
-from mempool.reporting.outcomes import missed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +31,6 @@ class PlanBuilder:
         metadata: possible improvements of each plan.
         joint: plans that were made jointly.
         neighbors: offsets of other clients' plans in the shared arena.
-        schedule: schedule of recording.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class PlanBuilder:
         self._interrupt = interrupt
         self.registry = PlanRegistry(client, framework=framework)
         self.metadata, self.joint = PlanMetadata(), JointPlanning()
-        self.neighbors, self.schedule = ArenaNeighbors(client), RecordingSchedule()
+        self.neighbors = ArenaNeighbors(client)
 
     def load(self, loaded: SavedPlans) -> None:
         """Replay plans from a file.
@@ -83,9 +80,9 @@ class PlanBuilder:
         self.registry.drop()
         self.metadata, self.joint = PlanMetadata(), JointPlanning()
 
-    def counts(self) -> AllocationCounts:
-        """Return the counters of allocations and misses."""
-        return AllocationCounts(self._client.state()["allocations"], missed(self._client.stats()["outcomes"]))
+    def allocations(self) -> int:
+        """Return the number of allocations so far of at least the small-size threshold."""
+        return int(self._client.state()["allocations"])
 
     def iteration(self) -> int:
         """Return the number of iterations so far."""
@@ -158,7 +155,7 @@ class PlanBuilder:
             False if the plan to be replaced no longer exists.
         """
         pattern = planned.pattern
-        self.joint.plan_installed(self.counts(), self.neighbors.slot_collisions())
+        self.joint.plan_installed(self.allocations(), self.neighbors.slot_collisions())
         longer = any(known.same_sequence(pattern) for known in self.registry)
         served = {known.key for known in self.registry if planned.serves(known.pattern)} - {planned.key}
         if not self.registry.install(planned, counts, instead_of=instead_of):
@@ -168,7 +165,7 @@ class PlanBuilder:
         if pattern.coverage < OPTIONS.min_coverage or longer or instead_of is not None:
             self.metadata.improvable.add(planned.key)
         anew = instead_of is None and not longer
-        self.schedule.plan_installed(self.counts(), anew=anew)
+        self._client.advance_recording("planned" if anew else "replanned")
         if anew:
             self.metadata.reset_backoff()
         self._retain_free_segments(planned)

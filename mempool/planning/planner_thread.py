@@ -312,15 +312,11 @@ class Planner:
         if self._work_left or self._explain is not None:
             seconds = min(seconds, OPTIONS.turn_seconds)
         with self._learning:
-            due = self.learner.due()
+            conditions = self.learner.wake_conditions()
         news, looked = self._client.wait_for_work(
             seconds,
             search_seconds=self.budget.left() if self.learner.tolerates_fruitless_looks() else 0.0,
-            allocations=due.allocations,
-            misses=due.misses,
-            miss_score=due.miss_score,
-            replan_at_iteration=due.replan_at_iteration,
-            **({} if due.other_layouts is None else {"other_layouts": due.other_layouts}),
+            **conditions,
         )
         self.budget.charge(looked)
         return news

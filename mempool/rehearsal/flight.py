@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("plain", "growing", "managed", "pinned")
 _MARKS = (_core.Mark.STEP, _core.Mark.BEGIN, _core.Mark.END)
+_RECORDING = [event for state, event, _ in _core.RecordingSchedule.transitions() if state == "idle"]
 #: Functions of the driver by which the pool gets addresses.
 _ADDRESSES = ("cuMemAlloc_v2", "cuMemAddressReserve", "cuMemAllocManaged", "cuMemHostAlloc")
 #: Calls that are compared.
@@ -141,7 +142,7 @@ class _Replay:
             "enter_dynamic": lambda: client.enter_dynamic(),
             "leave_dynamic": lambda: client.leave_dynamic(),
             "next_at": lambda: client.allocate_next_at(a[0]),
-            "recording": lambda: client.set_recording(bool(a[0])),
+            "recording": lambda: client.advance_recording(_RECORDING[a[0]]),
             "tracing": lambda: client.set_tracing(bool(a[0])),
             "install": lambda: client.install(self._pattern(thread), a[0], bool(a[1])),
             "load": lambda: client.load(

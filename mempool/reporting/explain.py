@@ -26,6 +26,9 @@ LATEST_DECISIONS = 20
 
 #: Text of each decision of the core's decision log.
 DECISIONS = {
+    "recording": "requests are recorded",
+    "paused": "recording pauses: {reason}",
+    "stopped": "recording ended",
     "period": "found {count:,} allocations that recur, {times:,} times",
     "planned": "plan {pattern}: {count:,} allocations in {size}",
     "replaced": "plan {pattern} replaces the one for the same {count:,} allocations: {size}",
@@ -47,10 +50,19 @@ DECISIONS = {
 }
 
 
+#: Text of each event that pauses recording.
+PAUSES = {
+    "settled": "the program follows its plans",
+    "improvable": "the program follows its plans, which may be made smaller later",
+    "fruitless": "nothing new shows",
+    "failed": "planning failed",
+}
+
+
 def _decision(entry: dict[str, Any]) -> str:
     text = DECISIONS[entry["decision"]]
-    reason = REFUSALS.get(entry["refusal"], "")
-    said = text.format(size=binary(entry["bytes"]), reason=reason, **entry)
+    reason = {**REFUSALS, **PAUSES}.get(entry["reason"], "")
+    said = text.format(**{**entry, "size": binary(entry["bytes"]), "reason": reason})
     return f"iteration {entry['iteration']:,}: {said}"
 
 

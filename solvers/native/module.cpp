@@ -16,10 +16,8 @@
 #include "packing/max_load_first.hpp"
 #include "packing/orders.hpp"
 #include "packing/pairwise_search.hpp"
-#include "packing/peak_outward.hpp"
 #include "packing/skyline_search.hpp"
 #include "packing/stream_waits.hpp"
-#include "packing/window_repair.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -68,14 +66,6 @@ Jobs make_jobs(const In<int64_t>& pieces, const In<int64_t>& start, const In<int
   for (size_t p = 0; p < k; ++p) need(start.data()[p] < end.data()[p], "an empty piece");
   packing::rank_times(jobs, start.data(), end.data(), k);
   return jobs;
-}
-
-// Throws unless the jobs alive at any instant can be stacked without a gap.
-void need_stackable(const Jobs& jobs) {
-  need(jobs.count() > 0 && jobs.pieces.size() == jobs.size.size(), "there are none, or with gaps");
-  const int64_t coarsest = packing::coarsest_alignment(jobs, jobs.count());
-  for (int32_t j = 0; j < jobs.count(); ++j)
-    need(jobs.fixed[j] < 0 && (jobs.size[j] & coarsest) == 0, "fixed offsets, or sizes that are not aligned");
 }
 
 std::vector<int32_t> order_of(const Jobs& jobs, const In<int32_t>& order) {
@@ -155,8 +145,6 @@ void bind_jobs(nb::module_& m) {
            },
            "pieces"_a, "start"_a, "end"_a, "size"_a, "alignment"_a, "fixed"_a)
       .def("__len__", [](const Jobs& self) { return self.count(); })
-      .def_prop_ro("count_at_peak", [](const Jobs& self) { return packing::count_alive(self, packing::peak_of(self)); },
-                   "Number of jobs alive at the first instant of the peak load.")
       .def_prop_ro("start_order",
                    [](const Jobs& self) { return array_without_gil([&] { return packing::start_order(self); }); },
                    nb::rv_policy::automatic, "Jobs by start, those across the cut of a circle first.");
@@ -176,23 +164,6 @@ void bind_searches(nb::module_& m) {
   add_plan(fit);
 
   bind_repair<packing::LocalRepair>(m, "LocalRepair", "Repair of a plan around the highest job, place by place.");
-  bind_repair<packing::WindowRepair>(m, "WindowRepair", "Repair of a plan, one time window after the other.");
-
-  nb::class_<packing::PeakOutward> outward(
-      m, "PeakOutward", "Packing of the jobs alive at the peak, then of their neighbours in time, then of the others.");
-  outward
-      .def("__init__",
-           [](packing::PeakOutward* self, const Jobs& jobs, int64_t goal, uint64_t seed, int32_t tries) {
-             need_stackable(jobs);
-             nb::gil_scoped_release release;
-             new (self) packing::PeakOutward(jobs, goal, seed, tries);
-           },
-           "jobs"_a, "goal"_a, "seed"_a, "tries"_a = 6, nb::keep_alive<1, 2>())
-      .def("advance", &packing::PeakOutward::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Continue for about `budget` work units or until given up; return true if all jobs are placed, those near "
-           "the peak within the goal.")
-      .def_prop_ro("given_up", &packing::PeakOutward::given_up);
-  add_plan(outward);
   bind_complete_search<packing::SkylineSearch>(
       m, "SkylineSearch", "Complete search over skyline valleys for offsets within a capacity; one piece per job.",
       packing::every_rule);
@@ -309,15 +280,6 @@ void bind_placement(nb::module_& m) {
         },
         "jobs"_a, "order"_a, "cancel"_a,
         "Return offsets by lowest valley first, the first job in `order` that fits; no offsets if cancelled.");
-
-  m.def("pack_peak_first",
-        [](const Jobs& jobs, const packing::Cancel& cancel) {
-          need_stackable(jobs);
-          return array_without_gil([&] { return packing::pack_peak_first(jobs, cancel); });
-        },
-        "jobs"_a, "cancel"_a,
-        "Return offsets with the jobs alive at the peak first, then both sides by lowest valley first; no offsets if "
-        "cancelled.");
 
   m.def("pack_max_load_first",
         [](const Jobs& jobs, const In<int32_t>& order, int64_t goal, const packing::Cancel& cancel) {

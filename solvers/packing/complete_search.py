@@ -8,21 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from solvers import _core
-from solvers.packing.greedy import (
-    can_pack_peak_outward,
-    can_repair,
-    can_repair_windows,
-    run_fits,
-)
+from solvers.packing.greedy import can_repair, run_fits
 from solvers.packing.options import OPTIONS
-from solvers.packing.peak_outward import PeakOutward
 from solvers.packing.portfolio import (
     Portfolio,
     end_portfolio,
-    pack_peak_outward,
     repair,
     repair_and_pair,
     repair_and_search,
@@ -32,6 +23,7 @@ from solvers.packing.task import run_aside
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from solvers.packing.jobs import Jobs
@@ -39,7 +31,6 @@ if TYPE_CHECKING:
     from solvers.packing.task import Task
 
 _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
-_Improvement: TypeAlias = _core.LocalRepair | _core.WindowRepair
 
 
 def can_search_skyline(jobs: Jobs) -> bool:
@@ -74,8 +65,6 @@ class TurnSearch:
         self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
         self._max_load_repair: _core.LocalRepair | None = None  # begins with the maximum-load-first plan
         self._best_repair: _core.LocalRepair | None = None  # begins with plans of other heuristics
-        self._window_repair: _core.WindowRepair | None = None
-        self._peak_outward: PeakOutward | None = None
 
     def run(self) -> None:
         """Search until the bound, a proof or a limit is reached."""
@@ -83,35 +72,16 @@ class TurnSearch:
         if not turns:
             self._task.stopped_by = "finished"
             return
-        early, late = self._portfolio_work(turns)
+        self._begin(turns)
+        if self._task.done() or not run_fits(self._task):
+            return
         try:
-            self._share(early)
-            self._begin(turns)
-            if self._task.done() or not run_fits(self._task):
-                return
-            self._share(late)
+            others = self._task.threads - 1
+            if others and self._repair in turns and len(self._task.jobs) <= OPTIONS.helped_repair:
+                Portfolio(self._task, [self._helper_work(turns)] * others)
             self._in_turn(turns)
         finally:
-            end_portfolio(self._task, wait=not early)
-
-    def _share(self, work: list[Work]) -> None:
-        if work:
-            Portfolio(self._task, work)
-
-    def _portfolio_work(self, turns: list[Callable[[int], None]]) -> tuple[list[Work], list[Work]]:
-        """Return the other cores' work from the beginning, and their work after the first turn.
-
-        One of the lists is empty. With few jobs the first turn is often the last, so the other cores start
-        after this turn.
-        """
-        jobs, others = self._task.jobs, self._task.threads - 1
-        work: list[Work] = []
-        early = len(jobs) > OPTIONS.many and self._pack_peak_outward in turns
-        if early:
-            work.append(pack_peak_outward)
-        if len(jobs) <= OPTIONS.helped_repair and self._repair in turns:
-            work += [self._helper_work(turns)] * others
-        return (work[:others], []) if early else ([], work[:others])
+            end_portfolio(self._task)
 
     def _helper_work(self, turns: list[Callable[[int], None]]) -> Work:
         if self._target in turns:
@@ -132,10 +102,6 @@ class TurnSearch:
     def _turns(self) -> list[Callable[[int], None]]:
         jobs = self._task.jobs
         repair = [self._repair] if can_repair(jobs) else []
-        if len(jobs) > OPTIONS.many and can_repair_windows(jobs):
-            repair.insert(0, self._repair_windows)
-        if can_pack_peak_outward(jobs):
-            repair.insert(0, self._pack_peak_outward)
         pairs = [self._pairs_below] if can_search_pairs(jobs) else []
         if can_search_skyline(jobs):
             below = self._below if pairs else self._halfway
@@ -144,14 +110,10 @@ class TurnSearch:
 
     def _begin(self, turns: list[Callable[[int], None]]) -> None:
         jobs = self._task.jobs
-        if self._repair_windows in turns and not self._task.done():
-            self._repair_windows(OPTIONS.first_turn)
         if self._target in turns:
             self._target(OPTIONS.first_turn)
         if self._repair in turns and len(jobs) > OPTIONS.few and not self._task.done():
             self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
-        if self._pack_peak_outward in turns and not self._task.done():
-            self._pack_peak_outward(OPTIONS.peak_outward_work * len(jobs))
 
     def _target(self, budget: int) -> None:
         """Search for a plan at the target; if no plan exists, the target rises."""
@@ -211,7 +173,7 @@ class TurnSearch:
         """
         task = self._task
         budget *= OPTIONS.long_repair if len(task.jobs) > OPTIONS.many else 1
-        self._max_load_repair = self._max_load_repair or self._repair_of(self._max_load_first())
+        self._max_load_repair = self._max_load_repair or self._repair_of(task.max_load_first_offsets)
         if self._max_load_repair is None:
             return
         behind = self._max_load_repair.arena > task.arena
@@ -222,59 +184,28 @@ class TurnSearch:
             if self._best_repair is not None:
                 self._improve_plan(self._best_repair, budget // 2)
 
-    def _repair_windows(self, budget: int) -> None:
-        """Repair windows of the best plan around the highest job, again and again, in long turns."""
-        task, offsets = self._task, self._task.offsets
-        assert offsets is not None
-        if self._window_repair is None or self._window_repair.arena > task.arena:
-            seed = self._next_seed()
-            self._window_repair = run_aside(task, lambda _: _core.WindowRepair(self._native, offsets, seed))
-        if self._window_repair is not None:
-            self._improve_plan(self._window_repair, OPTIONS.long_repair * budget)
-
-    def _pack_peak_outward(self, budget: int) -> None:
-        """Run the peak-outward heuristic; few jobs get few rounds, as other searches do better."""
-        task = self._task
-        if self._peak_outward is None:
-            self._peak_outward = PeakOutward(self._native, self._next_seed())
-        search = self._peak_outward
-        if len(task.jobs) <= OPTIONS.many and search.rounds >= OPTIONS.rounds:
-            return
-        self._improve(search, lambda units: search.advance(units, task.target, task.arena), budget)
-
-    def _max_load_first(self) -> NDArray[np.int64] | None:
-        task, order = self._task, np.arange(len(self._task.jobs), dtype=np.int32)
-        if len(order) > OPTIONS.helped_repair:  # computing the plan again would take long
-            return task.offsets if task.max_load_first_offsets is None else task.max_load_first_offsets
-        return _core.pack_max_load_first(self._native, order, task.target, _core.Cancel())
-
     def _repair_of(self, offsets: NDArray[np.int64] | None) -> _core.LocalRepair | None:
         task = self._task
         assert offsets is not None
         seed = self._next_seed()
         return run_aside(task, lambda _: _core.LocalRepair(self._native, offsets, seed))
 
-    def _improve_plan(self, search: _Improvement, budget: int) -> None:
-        self._improve(search, lambda units: search.advance(units, self._task.target), budget)
+    def _improve_plan(self, search: _core.LocalRepair, budget: int) -> None:
+        """Repair and take over each better plan until the budget is spent.
 
-    def _improve(
-        self, search: _Improvement | PeakOutward, advance: Callable[[int], bool], budget: int
-    ) -> None:
-        """Advance a heuristic and take over each better plan until the budget is spent.
-
-        The heuristic's initial plan is taken over too: it may be at the target already, and the heuristic
-        would then search for nothing.
+        The initial plan is taken over too: it may be at the target already, and the repair would then search
+        for nothing.
         """
         task, until = self._task, search.work + budget
         if not task.stopped_by:
             self._take(search)
         while not task.stopped_by and search.work < until:
-            if self._spend(search, advance, until - search.work):
+            if self._spend(search, lambda units: search.advance(units, task.target), until - search.work):
                 self._take(search)
 
-    def _take(self, search: _Improvement | PeakOutward) -> None:
-        if search.arena < self._task.arena and (offsets := search.offsets) is not None:
-            self._task.offer(offsets, search.arena)
+    def _take(self, search: _core.LocalRepair) -> None:
+        if search.arena < self._task.arena:
+            self._task.offer(search.offsets, search.arena)
         self._task.done()
 
     def _next_seed(self) -> int:
@@ -286,7 +217,7 @@ class TurnSearch:
         return run_aside(self._task, lambda _: advance(units))
 
     def _spend(
-        self, search: _Complete | _Improvement | PeakOutward, advance: Callable[[int], bool], budget: int
+        self, search: _Complete | _core.LocalRepair, advance: Callable[[int], bool], budget: int
     ) -> bool:
         """Advance in slices until something is found; return false when the budget or a limit is reached.
 

@@ -1,7 +1,6 @@
 """Greedy packing heuristics: first fit, best fit and skyline in several orders, then local repair.
 
-The skyline heuristics are "lowest valley first", "maximum load first" (`solvers._core.pack_max_load_first`),
-"peak first" and "peak outward" (`solvers.packing.peak_outward.PeakOutward`), and window repair.
+The skyline heuristics are "lowest valley first" and "maximum load first".
 Functions that return a bool return false to tell the caller to stop: the plan is good enough or a limit was
 reached.
 """
@@ -14,8 +13,6 @@ import numpy as np
 
 from solvers import _core
 from solvers.packing.options import OPTIONS
-from solvers.packing.peak_outward import PeakOutward
-from solvers.packing.portfolio import Portfolio, end_portfolio, pack_peak_outward
 from solvers.packing.task import run_aside
 
 if TYPE_CHECKING:
@@ -50,48 +47,18 @@ def run_heuristics(task: Task) -> bool:
 def run_skylines(task: Task) -> bool:
     """Run the skyline heuristics; return whether there is a reason to go on.
 
-    The sequence is: lowest valley first by start time, which is quick; peak first and peak outward, if many
-    jobs are alive at the peak; maximum load first, nearly always the best; window repair of many jobs; then
-    lowest valley first in the other orders, unless there are very many jobs.
+    The sequence is: lowest valley first by start time, which is quick; maximum load first, nearly always the
+    best; then lowest valley first in the other orders, unless there are very many jobs.
     """
     others = orders(task.jobs)
     start = others.pop("start")()
     if not run_in_order(task, start) or _near_enough(task):
         return False
-    if _many_at_peak(task.jobs) and not (_run_peak_first(task) and _run_peak_outward(task)):
+    if not _run_max_load_first(task, start):
         return False
-    many = len(task.jobs) > OPTIONS.window_repair_first
-    if not (_run_on_many_jobs if many else _run_max_load_first)(task, start):
-        return False
-    if many:
-        task.max_load_first_offsets = task.offsets
     return len(task.jobs) > OPTIONS.single_order or all(
         run_in_order(task, order()) for order in others.values()
     )
-
-
-def _run_on_many_jobs(task: Task, order: NDArray[np.int32]) -> bool:
-    """Run maximum load first and window repair on many jobs; return whether to go on.
-
-    With very many jobs, window repair comes first. The peak-outward heuristic runs on another core, or on one
-    thread between two runs of window repair, because window repair reaches the bound either soon or seldom.
-    """
-    if not can_repair_windows(task.jobs):
-        return _run_max_load_first(task, order)
-    if len(task.jobs) > OPTIONS.single_order:
-        if not _run_window_repair(task):
-            return False
-        return task.arena <= task.target * (1 + OPTIONS.far_gap) or _run_max_load_first(task, order)
-    if _many_at_peak(task.jobs) or not can_pack_peak_outward(task.jobs):
-        return _run_max_load_first(task, order) and _run_window_repair(task)
-    if task.threads == 1:
-        soon = _run_max_load_first(task, order) and _run_window_repair(task, OPTIONS.first_window_repair_work)
-        return soon and _run_peak_outward(task) and _run_window_repair(task)
-    try:
-        Portfolio(task, [pack_peak_outward])
-        return _run_max_load_first(task, order) and _run_window_repair(task)
-    finally:
-        end_portfolio(task, wait=False)
 
 
 def run_in_order(task: Task, order: NDArray[np.int32]) -> bool:
@@ -102,79 +69,19 @@ def run_in_order(task: Task, order: NDArray[np.int32]) -> bool:
     )
 
 
-def _many_at_peak(jobs: Jobs) -> bool:
-    """Return whether so many jobs are alive at the peak that these are packed first."""
-    return can_pack_peak_outward(jobs) and jobs.native().count_at_peak >= OPTIONS.peak_first_share * len(jobs)
-
-
-def _run_peak_first(task: Task) -> bool:
-    """Pack the jobs alive at the peak, then both sides lowest valley first; return whether to go on."""
-    native = task.jobs.native()
-    return _offer_pass(
-        task, run_aside(task, lambda cancel: _core.pack_peak_first(native, cancel)), 2 * OPTIONS.order_work
-    )
-
-
-def _run_peak_outward(task: Task) -> bool:
-    """Pack outward from the peak within a budget per job; return whether to go on."""
-    search = PeakOutward(task.jobs.native(), task.seed % 2**64)
-    budget = task.budget.at_most_half(OPTIONS.peak_outward_work * len(task.jobs))
-
-    def advance(units: int) -> bool | None:
-        return run_aside(task, lambda _: search.advance(units, task.target, task.arena))
-
-    for nodes in _slices(task, search):
-        if search.work >= budget or search.rounds:
-            return True
-        found = advance(min(nodes, budget - search.work))
-        if found is None:
-            return False
-        if found and search.offsets is not None:
-            task.offer(search.offsets, search.arena)
-    return False
-
-
 def _run_max_load_first(task: Task, order: NDArray[np.int32]) -> bool:
     """Pack maximum load first, jobs with gaps in the given order; return whether to go on."""
     native = task.jobs.native()
-    return _offer_pass(
-        task,
-        run_aside(task, lambda cancel: _core.pack_max_load_first(native, order, task.target, cancel)),
-        OPTIONS.max_load_first_work,
+    task.max_load_first_offsets = run_aside(
+        task, lambda cancel: _core.pack_max_load_first(native, order, task.target, cancel)
     )
-
-
-def _run_window_repair(task: Task, units: int = OPTIONS.window_repair_work) -> bool:
-    """Repair time windows of the best plan so far around its highest jobs; return whether to go on."""
-    native, offsets, seed = task.jobs.native(), task.offsets, task.seed % 2**64
-    assert offsets is not None
-    search = run_aside(task, lambda _: _core.WindowRepair(native, offsets, seed))
-    if search is None:
-        return False
-    budget = task.budget.at_most_half(units)
-    for nodes in _slices(task, search):
-        if search.work >= budget:
-            return True
-        if search.advance(min(nodes, budget - search.work), task.target):
-            task.offer(search.offsets, search.arena)
-    return False
+    return _offer_pass(task, task.max_load_first_offsets, OPTIONS.max_load_first_work)
 
 
 def can_repair(jobs: Jobs) -> bool:
     """Return whether the padded sizes sum to at most `_MOST_BYTES`, as the repair kernels require."""
     total = (jobs.size.astype(np.float64) + jobs.alignment).sum() + jobs.fixed.max(initial=0)
     return bool(total <= _MOST_BYTES)
-
-
-def can_repair_windows(jobs: Jobs) -> bool:
-    """Return whether window repair is useful: no gaps or fixed offsets, since the highest job must move."""
-    return len(jobs.start) == len(jobs) and not (jobs.fixed >= 0).any() and can_repair(jobs)
-
-
-def can_pack_peak_outward(jobs: Jobs) -> bool:
-    """Return whether the jobs alive at the peak can be stacked without a gap in addresses."""
-    coarsest = int(jobs.alignment.max(initial=1))
-    return can_repair_windows(jobs) and (coarsest == 1 or not (jobs.size % coarsest).any())
 
 
 def _offer_pass(task: Task, offsets: NDArray[np.int64] | None, units: int) -> bool:
@@ -214,7 +121,7 @@ def run_fits(task: Task) -> bool:
     still free.
     """
     native = task.jobs.native()
-    again = task.offsets is not None and len(task.jobs) <= OPTIONS.window_repair_first
+    again = task.offsets is not None and len(task.jobs) <= OPTIONS.sorted_by_start
     if again and not run_fit(task, native, _offset_order(task.offsets)):
         return False
     if len(task.jobs) <= OPTIONS.fit_limit:
@@ -241,7 +148,7 @@ def orders(jobs: Jobs) -> dict[str, Order]:
         # The native order is quicker, and ignores the lifetimes of jobs across the cut of a circle.
         return (
             jobs.native().start_order
-            if len(jobs) > OPTIONS.window_repair_first
+            if len(jobs) > OPTIONS.sorted_by_start
             else by(-jobs.size, -jobs.lifetime, start())
         )
 
@@ -294,7 +201,7 @@ def _repair(task: Task) -> None:
 
 def _slices(
     task: Task,
-    search: _core.FitPacker | _core.LocalRepair | _core.WindowRepair | PeakOutward,
+    search: _core.FitPacker | _core.LocalRepair,
     *,
     check_nodes: bool = True,
 ) -> Iterator[int]:

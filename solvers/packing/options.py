@@ -34,40 +34,14 @@ class SearchOptions:
     sorted_by_start: int = 20_000
     #: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
     fit_limit: int = 10_000
-    #: Jobs above which window repair runs before the other orders, which seldom help.
-    window_repair_first: int = 50_000
     #: Jobs above which maximum load first takes seconds and the other orders are skipped.
     single_order: int = 400_000
     #: Work units per job charged for a skyline pass in a given order; measured.
     order_work: int = 50
     #: Work units per job charged for a maximum-load-first pass; measured.
     max_load_first_work: int = 500
-    #: Largest number of work units for window repair before anything else is tried: about a second.
-    window_repair_work: int = 2**28
-    #: Work units of the short first run of window repair on one thread.
-    first_window_repair_work: int = 2**26
-    #: Smallest fraction of all jobs alive at the peak for which these jobs are packed first; measured.
-    peak_first_share: float = 0.125
-    #: Gap, as a fraction of the target, above which maximum load first over all jobs may help after window
-    #: repair.
-    far_gap: float = 0.01
     #: Gap, as a fraction of the target, for which no step is begun that costs more than the remaining budget.
     near_gap: float = 1e-4
-
-    # -- peak outward --
-
-    #: Work units per job of the heuristic before the searches begin; measured.
-    peak_outward_work: int = 1_500
-    #: Tries for one goal arena in the first round; more tries find little. Measured.
-    first_tries: int = 2
-    #: Tries for one goal arena in later rounds; measured.
-    later_tries: int = 6
-    #: Fraction of the gap above which a goal arena gains too little and the round ends.
-    last_goal: float = 0.8
-    #: Work units of window repair far from the peak without improvement before it is given up. Measured.
-    far_repair_patience: int = 2**27
-    #: Rounds that are enough with at most `many` jobs, for which other searches do better.
-    rounds: int = 2
 
     # -- searches in turns --
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from solvers import _core
 from solvers.packing.options import OPTIONS
-from solvers.packing.peak_outward import PeakOutward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     #: Function that one worker thread runs with its seed, until the portfolio is over or no work is left.
     Work: TypeAlias = Callable[["Portfolio", int], None]
     _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
-    _Search: TypeAlias = _core.LocalRepair | _Complete | PeakOutward
+    _Search: TypeAlias = _core.LocalRepair | _Complete
 
 
 def cores() -> int:
@@ -76,10 +75,10 @@ class Portfolio:
             self._keep(task.offsets, task.arena)
             self.target = task.target
 
-    def end(self, *, wait: bool = True) -> None:
-        """Stop the threads and wait for them: some ten milliseconds, with very many jobs some hundred."""
+    def end(self) -> None:
+        """Stop the threads and wait for them: some ten milliseconds."""
         self.over = True
-        for ended in self._ended if wait else []:
+        for ended in self._ended:
             ended.wait()
 
     def slices(self, search: _Search) -> Iterator[int]:
@@ -114,10 +113,10 @@ class Portfolio:
             ended.set()
 
 
-def end_portfolio(task: Task, *, wait: bool) -> None:
+def end_portfolio(task: Task) -> None:
     """End the task's portfolio, if the task has one."""
     if task.portfolio is not None:
-        task.portfolio.end(wait=wait)
+        task.portfolio.end()
         task.portfolio = None
 
 
@@ -149,20 +148,6 @@ def _repair_and_decide(
         _repair(portfolio, seed)
         _search(portfolio, search_type, capacity(), seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn
-
-
-def pack_peak_outward(portfolio: Portfolio, seed: int) -> None:
-    """Alternate rounds of the peak-outward heuristic with local repair of the best plan."""
-    search = PeakOutward(portfolio.jobs, seed)
-    while not portfolio.over:
-        rounds = search.rounds
-        for units in portfolio.slices(search):
-            if search.rounds > rounds:
-                break
-            if search.advance(units, portfolio.target, portfolio.arena) and search.offsets is not None:
-                portfolio.offer(search.offsets)
-        seed = (seed + 1) % 2**64
-        _repair(portfolio, seed)
 
 
 def _repair(portfolio: Portfolio, seed: int) -> None:

@@ -35,8 +35,7 @@ class Task:
         offsets: int64[len(jobs)], the best offsets so far, or None.
         arena: arena of `offsets` in bytes.
         portfolio: the portfolio of threads that search at the same time, or None.
-        max_load_first_offsets: int64[len(jobs)], the best offsets after maximum load first and before the
-            other orders, kept with many jobs because computing them again takes long; None with few jobs.
+        max_load_first_offsets: int64[len(jobs)], the offsets of maximum load first, or None.
         lower_bound: the best known bound in bytes: that of the jobs, or a larger one that a solver has
             proven.
         stopped_by: why the solver stopped; "" while the solver may go on.

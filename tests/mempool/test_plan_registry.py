@@ -83,7 +83,7 @@ def test_explanation_tells_decisions_in_order(tmp_path: Path) -> None:
             run(pool, 1)
         pool.save(file)
         decisions = [entry["decision"] for entry in pool.client.decisions()]
-        assert decisions == ["period", "planned", "arena"]
+        assert decisions == ["recording", "period", "planned", "arena"]
         assert "found 13 allocations that recur" in pool.explain()
     for variant, expected in ((1, "the program follows the loaded plans"), (2, "set the loaded plans aside")):
         with Pool(simulated(), background=False, plan=file) as pool:

@@ -44,7 +44,7 @@ def test_hasty_plan_is_refined_once_the_program_follows(pool: Pool, hard: Buffer
         pool.planner.look()
         if pool.planned is not None:
             arenas.append(pool.planned.plan.arena_bytes)
-            misses.append(learner.builder.counts().misses)
+            misses.append(pool.client.misses())
     soon, polished = arenas[0], arenas[-1]
     assert polished < soon
     assert arenas == [soon] * arenas.index(polished) + [polished] * arenas.count(polished)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import threading
 import time
@@ -83,7 +82,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
                 iteration()
             for layer in range(12):
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
-            assert pool.client.state()["miss_score"] < OPTIONS.changed_score
+            assert pool.client.state()["miss_score"] < _core.CHANGED_SCORE
 
         for _ in range(600):  # long before it would be asked whether anything follows the plan
             epoch()
@@ -98,9 +97,6 @@ def test_permanent_change_wakes_the_planner_during_any_pause() -> None:
         memory = programs.Watched(pool)
         iteration = marked(pool, memory)
         until(lambda: pool.state == "replaying" and not pool.client.state()["recording"], iteration)
-        assert pool.planner is not None
-        pool.planner.learner.builder.schedule._share = math.inf  # misses alone do not end it
-        pool.client.wake()
         until(lambda: pool.client.state()["recording"], marked(pool, memory, scale=4096))
 
 
@@ -191,7 +187,7 @@ def test_failure_does_not_end_planning(
 
     def perhaps(learner: Learner) -> bool:
         if failing:
-            tried.append(learner.builder.counts().allocations)
+            tried.append(learner.builder.allocations())
             raise MemoryError("not now")
         return learn(learner)
 
@@ -201,7 +197,7 @@ def test_failure_does_not_end_planning(
         until(lambda: len(tried) >= 3, lambda: programs.layers(memory))
         assert len(caplog.records) == 1
         gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
-        assert all(gap >= 4 * OPTIONS.min_pause << k for k, gap in enumerate(gaps))
+        assert all(gap >= 4 * _core.MIN_PAUSE << k for k, gap in enumerate(gaps))
         failing = False
         until(lambda: pool.plans > 0, lambda: [programs.layers(memory) for _ in range(20)])
 
@@ -284,18 +280,19 @@ def test_wrapped_ring_ends_the_wait() -> None:
     assert client.state()["events_dropped"]
 
 
-def test_wait_ends_at_a_number_of_allocations_or_unrecorded_misses() -> None:
+def test_wait_ends_at_a_number_of_allocations_or_when_recording_is_due() -> None:
     with recording() as pool:
         waiting = Waiting(pool.client, search_seconds=LONG, allocations=1000)
         never_the_same(pool, 999)
         assert not waiting.is_over()
         never_the_same(pool, 1)
         assert not waiting.news()
-        waiting = Waiting(pool.client, search_seconds=LONG, misses=1000)
-        never_the_same(pool, 1200)
+        pool.client.advance_recording("failed")
+        waiting = Waiting(pool.client, search_seconds=LONG)
         assert not waiting.is_over()
-        pool.client.set_recording(False)
+        never_the_same(pool, 4200)
         assert not waiting.news()
+        assert pool.client.state()["recording_due"]
 
 
 def test_wait_ends_when_the_arena_was_refused() -> None:

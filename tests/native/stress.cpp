@@ -259,7 +259,7 @@ void meddle(Setting& s, Random random) {
       case 12: client.request_arena(); client.set_arena_allowed(chance(random, 50)); client.stats(); client.state(); client.divergences(); client.pinned_ranges(); client.reset_peaks(); break;
       case 15: client.set_history(chance(random, 60) ? 100 : 0); break;
       case 16: look_at(take_snapshot(*s.pool, &client)); take_usage(*s.pool); break;
-      case 17: client.find_recurrence(); client.wait_for_work({0.0005, 1.0, below(random, 10000), below(random, 10000), 12}); break;
+      case 17: client.find_recurrence(); client.wait_for_work({0.0005, 1.0, below(random, 10000)}); break;
       case 13: {
         const Guarded guard(s.pool->lock);  // as all who call the device: a child would find its lock held for ever
         if (s.simulated != nullptr) s.simulated->fail_after(chance(random, 20) ? below(random, 50) : ~0ull);

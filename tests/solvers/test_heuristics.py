@@ -17,10 +17,8 @@ from instances import crossing, padded
 
 from solvers import Plan, PlanError, Status, Stop, _core, check, solve
 from solvers.packing import task as task_module
-from solvers.packing.greedy import can_pack_peak_outward
 from solvers.packing.jobs import jobs_of
 from solvers.packing.options import OPTIONS
-from solvers.packing.peak_outward import PeakOutward
 from solvers.packing.portfolio import Portfolio, repair_and_pair, repair_and_search
 from solvers.packing.progress import Budget
 from solvers.packing.task import Task, run_aside
@@ -79,7 +77,6 @@ def test_cancelled_kernels_return_no_offsets() -> None:
     cancel.cancel()
     assert len(_core.pack_in_order(native, order, cancel)) == 0
     assert len(_core.pack_max_load_first(native, order, jobs.lower_bound, cancel)) == 0
-    assert len(_core.pack_peak_first(native, cancel)) == 0
 
 
 def least_stack(buffers: Buffers) -> int:
@@ -212,15 +209,9 @@ def test_several_threads_search_and_all_end() -> None:
     assert_no_packing_thread()
 
 
-@pytest.mark.parametrize(
-    "buffers",
-    [padded(instances.flat(10_000, 0)), *(instances.flat(n, 0) for n in (10_000, 60_000))],
-    ids=["after the first turn", "before it", "beside stretches"],
-)
-def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
-    buffers: Buffers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_start_of_the_portfolio_ends_the_started_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that have started end; nobody waits for a thread that has not."""
+    buffers = padded(instances.flat(10_000, 0))
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -236,21 +227,12 @@ def test_interrupted_start_of_the_portfolio_ends_the_started_threads(
     assert_no_packing_thread()
 
 
-@pytest.mark.parametrize(
-    ("kernel", "buffers"),
-    [
-        ("LocalRepair", padded(instances.flat(2_000, 0))),
-        ("PeakOutward", instances.scattered(1_000, 0)),
-    ],
-)
-def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
-    kernel: str, buffers: Buffers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limit_does_not_wait_for_a_search_among_very_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The offsets of the abandoned search, which may be changing, are not taken over."""
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow:
-        arena, work, given_up = 2**62, 0, False
+        arena, work = 2**62, 0
 
         def __init__(self, *_: object) -> None:
             pass
@@ -265,7 +247,8 @@ def test_limit_does_not_wait_for_a_search_among_very_many_jobs(
             ended.set()
             return True
 
-    monkeypatch.setattr(_core, kernel, Slow)
+    buffers = padded(instances.flat(2_000, 0))
+    monkeypatch.setattr(_core, "LocalRepair", Slow)
     monkeypatch.setattr(task_module, "OPTIONS", dataclasses.replace(OPTIONS, calling_thread=100))
     try:
         plan = solve(buffers, stop=Stop(interrupt=begun.is_set), threads=1)
@@ -329,61 +312,12 @@ def test_plans_without_fixed_single_offsets_cannot_be_kept() -> None:
         solve(hard(), capacity=1).keep(hard())
 
 
-def test_slices_of_the_budget_do_not_change_peak_outward_offsets() -> None:
-    jobs = jobs_of(instances.scattered(1_000, 4))
-    whole, again, parts = (_core.PeakOutward(jobs.native(), jobs.lower_bound, 0) for _ in range(3))
-    assert whole.advance(3_000 * len(jobs))
-    assert again.advance(whole.work - again.work), "the last work unit of a budget counts"
-    for _ in range(3_000):
-        if parts.advance(2_000):
-            break
-    assert parts.offsets.tolist() == whole.offsets.tolist() == again.offsets.tolist()
-
-
-@pytest.mark.parametrize(
-    "buffers",
-    [
-        Buffers.of([0, 1], [2, 3], 8, offset=[0, -1]),
-        Buffers.of([0, 1], [2, 3], [8, 4], alignment=8),
-        Buffers.of([0, 2, 4], [3, 5, 7], 8, period=6),
-    ],
-    ids=["fixed", "padded", "circle"],
-)
-def test_unsupported_buffers_are_refused_and_left_to_other_kernels(buffers: Buffers) -> None:
-    jobs = jobs_of(buffers)
-    assert not can_pack_peak_outward(jobs)
-    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
-        _core.PeakOutward(jobs.native(), 1 << 20, 0)
-    with pytest.raises(ValueError, match=r"gaps|fixed offsets, or sizes that are not aligned"):
-        _core.pack_peak_first(jobs.native(), _core.Cancel())
-    plan = solve(buffers)
-    check(plan, buffers)
-    assert plan.offset is not None
-
-
 def test_kernel_keeps_its_jobs_alive() -> None:
-    native = jobs_of(instances.scattered(100, 0)).native()
+    jobs = jobs_of(instances.scattered(100, 0))
+    native, offsets = jobs.native(), solve(instances.scattered(100, 0)).offset
+    assert offsets is not None
     before = sys.getrefcount(native)
-    search = _core.PeakOutward(native, 1, 0)
+    search = _core.LocalRepair(native, offsets[jobs.row, 0], 0)
     assert sys.getrefcount(native) == before + 1
     del search
     assert sys.getrefcount(native) == before
-
-
-@pytest.mark.parametrize("mean_live", [100, 300], ids=["reached", "above the bound"])
-def test_every_reported_plan_is_valid_and_smaller_than_the_best(mean_live: int) -> None:
-    """Jobs far from the peak may end above the goal at first; window repair then lowers them."""
-    buffers = instances.flat(2_000, 0, mean_live=mean_live)
-    jobs = jobs_of(buffers)
-    search, best = PeakOutward(jobs.native(), 0), int(1.2 * jobs.lower_bound)
-    while not search.rounds and best > jobs.lower_bound:
-        if search.advance(10**6, jobs.lower_bound, best):
-            assert search.offsets is not None
-            assert search.arena < best
-            offsets = np.empty(len(jobs), np.int64)
-            offsets[jobs.row] = search.offsets
-            plan = plan_of(buffers, offsets)
-            check(plan, buffers)
-            best = search.arena
-            assert plan.arena_bytes <= best
-    assert best <= 1.05 * jobs.lower_bound

@@ -26,7 +26,7 @@ def hard(n: int = 120, seed: int = 5, **columns: Any) -> Buffers:
 
 
 def padded(buffers: Buffers) -> Buffers:
-    """Return the buffers with one size that is no multiple of the alignment, which rules out peak outward."""
+    """Return the buffers with one size that is no multiple of the alignment."""
     size, alignment = buffers.size.copy(), buffers.alignment.copy()
     size[0], alignment[0] = size[0] | 1, 2
     return dataclasses.replace(buffers, size=size, alignment=alignment)

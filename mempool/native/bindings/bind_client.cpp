@@ -120,7 +120,11 @@ Items client_stats(Client& client) {
 Items client_state(Client& client) {
   const Client::State s = patiently(client.pool(), [&] { return client.state(); });
   Items d;
-  d["recording"] = s.recording;
+  d["recording"] = s.recording == RecordingState::recording;
+  d["recording_state"] = kRecordingStateNames[static_cast<std::size_t>(s.recording)];
+  d["recording_due"] = s.recording_due;
+  d["recording_began"] = s.recording_began;
+  d["miss_rate"] = s.miss_rate;
   d["tracing"] = s.tracing;
   d["marked"] = s.marked;
   d["replaying"] = s.replaying;
@@ -170,7 +174,9 @@ nb::typed<nb::list, Items> decisions(Client& client) {
     d["count"] = one.count;
     d["times"] = one.times;
     d["bytes"] = one.bytes;
-    d["refusal"] = one.decision == Decision::refused ? kRefusalNames[one.count] : "";
+    d["reason"] = one.decision == Decision::refused  ? kRefusalNames[one.count]
+                  : one.decision == Decision::paused ? kRecordingEventNames[one.count]
+                                                     : "";
     list.append(d);
   }
   return list;
@@ -201,6 +207,24 @@ void note_decision(Client& client, const std::string& name, std::uint64_t count,
   });
 }
 
+RecordingEvent recording_event(const std::string& name) {
+  const auto found = std::find(kRecordingEventNames.begin(), kRecordingEventNames.end(), name);
+  if (found == kRecordingEventNames.end()) throw std::invalid_argument("no event of this name");
+  return static_cast<RecordingEvent>(found - kRecordingEventNames.begin());
+}
+
+// Return (state, event, next state) for each state and event.
+std::vector<std::tuple<const char*, const char*, const char*>> recording_transitions() {
+  std::vector<std::tuple<const char*, const char*, const char*>> all;
+  for (std::size_t state = 0; state < kRecordingTransitions.size(); ++state) {
+    for (std::size_t event = 0; event < kRecordingEventNames.size(); ++event) {
+      const auto next = static_cast<std::size_t>(kRecordingTransitions[state][event]);
+      all.emplace_back(kRecordingStateNames[state], kRecordingEventNames[event], kRecordingStateNames[next]);
+    }
+  }
+  return all;
+}
+
 // Return true while the interpreter is finalizing, and after the interpreter has ended.
 bool is_over() noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -213,10 +237,9 @@ bool is_over() noexcept {
 // Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
 // end this thread by unwinding, which noexcept functions on the thread's stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double search_seconds, std::uint64_t allocations,
-                                      std::uint64_t misses, std::uint64_t miss_score, std::uint64_t replan_at_iteration,
-                                      std::uint64_t other_layouts) {
+                                      std::uint64_t replan_at_iteration, std::uint64_t other_layouts) {
   PyThreadState* const state = PyEval_SaveThread();
-  const Client::WaitResult result = client.wait_for_work({seconds, search_seconds, allocations, misses, miss_score, replan_at_iteration, other_layouts});
+  const Client::WaitResult result = client.wait_for_work({seconds, search_seconds, allocations, replan_at_iteration, other_layouts});
   while (is_over()) pause();
   PyEval_RestoreThread(state);
   return {result.news, result.search_seconds};
@@ -243,6 +266,23 @@ void bind_client(nb::module_& m) {
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
   m.attr("MOST_PATTERNS") = kMostPatterns;
+  nb::class_<RecordingSchedule>(m, "RecordingSchedule", "State machine of a client's recording.")
+      .def(nb::init<>())
+      .def_prop_ro("state", [](const RecordingSchedule& s) { return kRecordingStateNames[static_cast<std::size_t>(s.state())]; })
+      .def("apply",
+           [](RecordingSchedule& s, const std::string& event, std::uint64_t allocations, std::uint64_t misses, bool replaying) {
+             return s.apply(recording_event(event), {allocations, misses}, replaying);
+           }, "event"_a, "allocations"_a, "misses"_a, nb::kw_only(), "replaying"_a = false,
+           "Tell of an event, with the client's counters; return true if the state changed.")
+      .def("is_due",
+           [](const RecordingSchedule& s, std::uint64_t allocations, std::uint64_t misses, bool replaying, std::uint64_t miss_score) {
+             return s.is_due({allocations, misses}, replaying, miss_score);
+           }, "allocations"_a, "misses"_a, nb::kw_only(), "replaying"_a = false, "miss_score"_a = 0,
+           "Return true if the pause is over.")
+      .def_static("transitions", &recording_transitions, "Return (state, event, next state) for each state and event.");
+  m.attr("CHANGED_SCORE") = kRecording.changed_score;
+  m.attr("MIN_PAUSE") = kRecording.min_pause;
+  m.attr("MAX_PAUSE") = kRecording.max_pause;
   m.attr("JUDGED_ITERATIONS") = IterationResults::kJudged;
   m.attr("LEARNING_ITERATIONS") = IterationResults::kLearning;
   m.attr("LEAST_HIT_RATE") = IterationResults::kLeastHitRate;
@@ -274,6 +314,13 @@ void bind_client(nb::module_& m) {
       .def("enter_dynamic", &Client::enter_dynamic, released)
       .def("leave_dynamic", &Client::leave_dynamic, released)
       .def("set_recording", [](Client& c, bool on) { patiently(c.pool(), [&] { c.set_recording(on); }); }, "on"_a)
+      .def("advance_recording",
+           [](Client& c, const std::string& event) {
+             const RecordingEvent which = recording_event(event);
+             patiently(c.pool(), [&] { c.advance_recording(which); });
+           }, "event"_a, "Tell the recording's state machine of an event, by its name in `RecordingSchedule.transitions`.")
+      .def("resume_recording", [](Client& c) { return patiently(c.pool(), [&] { return c.resume_recording(); }); },
+           "Record again if the pause is over; return true if so.")
       .def("set_tracing", &Client::set_tracing, "on"_a, nb::kw_only(), "folder"_a = "", "piece"_a = TraceBuffer::kPiece,
            "Record all events for a trace. Events beyond `piece` events in memory go to a file in `folder`, if given.")
       .def("recording",
@@ -336,13 +383,12 @@ void bind_client(nb::module_& m) {
       .def("allocate_next_at", &Client::allocate_next_at, released, "place"_a,
            "Give the next request inside a dynamic scope this offset in the arena, if that range is free.")
       .def("wait_for_work", &wait_for_work, "seconds"_a, "search_seconds"_a = 0.0, "allocations"_a = ~std::uint64_t{0},
-           "misses"_a = ~std::uint64_t{0}, "miss_score"_a = ~std::uint64_t{0}, "replan_at_iteration"_a = 0,
-           "other_layouts"_a = ~std::uint64_t{0},
+           "replan_at_iteration"_a = 0, "other_layouts"_a = ~std::uint64_t{0},
            "Wait for planning work; return (there may be work, processor seconds of searches in vain). Searches "
            "in vain end no wait until they took `search_seconds`. The wait also ends after `seconds`, at "
-           "`allocations`, at a refused arena, with a pinned range that keeps blocking a plan from iteration "
-           "`replan_at_iteration` on, while nothing is recorded at `misses` or `miss_score`, and, if "
-           "`other_layouts` is given, when that number of the state changes.")
+           "`allocations`, when recording is due again, at a refused arena, with a pinned range that keeps blocking a "
+           "plan from iteration `replan_at_iteration` on, and, if `other_layouts` is given, when that number of the "
+           "state changes.")
       .def("grow_recording", &Client::grow_recording, released,
            "Double the capacity of the ring. False: the ring is not full, or would exceed a sixteenth of the "
            "memory held.")

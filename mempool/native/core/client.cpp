@@ -652,8 +652,8 @@ OutOfMemory Client::last_out_of_memory() noexcept { return ThreadCache::mine().o
 
 Client::State Client::state() {
   const Guarded guard(pool_->lock);
-  const bool replays = replaying_ || matches_awaited_ != 0;
-  return {ring_.on(), trace_.on(),  marked_,           replays,   iterations_, marks_,
+  return {recording_.state(), recording_due(), recording_.began(), recording_.miss_rate(counts()),
+          trace_.on(),  marked_,           replays(),   iterations_, marks_,
           active_at_, latest_at_, settled(),   miss_score_,           large_allocations(), sequences_.size(), ring_.seen(), ring_.dropped(),
           ring_.kept(), trace_.lost(), trace_.spilt(), pool_->layouts() - layouts_, needed_bytes(), refusal_};
 }

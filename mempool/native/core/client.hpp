@@ -1,9 +1,6 @@
 // One adapter's view of a pool: sequences, recording, patterns and statistics. The project's state machine.
 //
-//   pass-through --set_recording(true)--> recording --install()--> armed --boundary, arena taken--> replaying
-//                                             ^                                                         |
-//                                             +---- the pattern changed for good (planner decides) -----+
-//
+// `RecordingSchedule` says whether requests are recorded, and `Arena` (of the pool) whether planned addresses exist.
 // Every state serves every request: from the planned address if the request follows a pattern and the overlap
 // guard agrees, else from the fallback. Entry points take the size, the stream and nothing else of the
 // framework; the device belongs to the pool.
@@ -27,6 +24,7 @@
 #include "core/pattern.hpp"
 #include "core/pool.hpp"
 #include "core/recorder.hpp"
+#include "core/recording_state.hpp"
 #include "core/stats.hpp"
 #include "core/threads.hpp"
 
@@ -110,7 +108,12 @@ class Client : private Live<Client> {
   void leave_dynamic() noexcept;
 
   // --- recording and planning; the planner's thread
-  void set_recording(bool on) noexcept;       // the planner's ring
+  // Begin or end recording in the planner's ring.
+  void set_recording(bool on) noexcept { advance_recording(on ? RecordingEvent::begin : RecordingEvent::end); }
+  // Tell the recording's state machine of an event.
+  void advance_recording(RecordingEvent event) noexcept;
+  // Record again if the pause is over; return true if so.
+  bool resume_recording() noexcept;
   // Double the capacity of the recording if full, and small compared to the memory described. May throw
   // std::bad_alloc.
   bool grow_recording();
@@ -181,8 +184,6 @@ class Client : private Live<Client> {
     double seconds;             // longest wait
     double search_seconds;               // seconds of processor time for unsuccessful looks, which do not end the wait
     std::uint64_t allocations;  // State::allocations to reach
-    std::uint64_t misses;       // total misses to reach, while nothing is recorded
-    std::uint64_t miss_score;       // State::miss_score to reach, while nothing is recorded
     std::uint64_t replan_at_iteration = 0;   // State::iterations before which no replanning around blocking ranges starts
     // ends the wait if State::other_layouts differs; the default: ignored
     std::uint64_t other_layouts = ~std::uint64_t{0};
@@ -191,7 +192,7 @@ class Client : private Live<Client> {
     bool news;      // true: there may be something to plan
     double search_seconds;  // seconds of processor time
   };
-  // Wait until one of the conditions holds. Also ends when a range keeps blocking a plan, when the arena was
+  // Wait until one of the conditions holds. Also ends when the pause of the recording is over, a range keeps blocking a plan, or the arena was
   // refused, and by wake(). Meanwhile releases free memory that has been idle for one to two seconds.
   WaitResult wait_for_work(const Wait& wait) noexcept;
   // Return true if the bell rang since the last call, for callers that inspect the recording without waiting.
@@ -231,7 +232,11 @@ class Client : private Live<Client> {
   // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
   void forget_unused() noexcept;
   struct State {
-    bool recording = false, tracing = false, marked = false, replaying = false;
+    RecordingState recording = RecordingState::idle;
+    bool recording_due = false;          // the pause of the recording is over
+    std::uint64_t recording_began = 0;   // number of allocations when the last recording began
+    double miss_rate = 0;                // since recording last began or ended, or since the latest plan
+    bool tracing = false, marked = false, replaying = false;
     std::uint64_t iterations = 0;        // boundaries seen
     std::uint64_t marks = 0;
     std::uint64_t plan_active_at_iteration = 0;  // the first iteration with a plan; 0: none yet
@@ -350,6 +355,10 @@ class Client : private Live<Client> {
   Address serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place);
   void prefetch_upcoming(Sequence& sequence) noexcept;
   bool outside() const noexcept { return dynamic_ != 0 || between_; }
+  bool replays() const noexcept { return replaying_ || matches_awaited_ != 0; }
+  RecordingSchedule::Counts counts() const noexcept { return {large_allocations(), misses()}; }
+  void apply(RecordingEvent event) noexcept;
+  bool recording_due() const noexcept { return recording_.is_due(counts(), replays(), miss_score_); }
   // call whenever the trace or the history is switched
   void note_small_recorded() noexcept { records_small_.store(trace_.on() || history_.on(), std::memory_order_relaxed); }
   bool recorded() const noexcept { return ring_.on() | trace_.on() | history_.on(); }  // as one branch
@@ -412,6 +421,7 @@ class Client : private Live<Client> {
   std::size_t begun_ = 0;             // new sequences since the last sweep for unused ones
   std::uint64_t caches_ = 0;          // thread caches are valid only if they hold this number
   Recorder<BriefEvent> ring_;
+  RecordingSchedule recording_;
   TraceBuffer trace_;
   Recorder<RecordedEvent> history_{0};
   Atomic<bool> records_small_{false};  // see note_small_recorded()

@@ -15,16 +15,31 @@ constexpr std::size_t kMostEvents = std::size_t{1} << 20;
 
 }  // namespace
 
-void Client::set_recording(bool on) noexcept {
-  const Guarded guard(pool_->lock);
-  flight::note(flight::recording, uid_, 0, on);
-  if (on && !ring_.on()) {
+// Log the decision and switch the ring as the state machine says. The lock is held.
+void Client::apply(RecordingEvent event) noexcept {
+  flight::note(flight::recording, uid_, 0, event);
+  if (!recording_.apply(event, counts(), replays())) return;
+  const bool on = recording_.state() == RecordingState::recording;
+  if (on) decide(Decision::recording);
+  else decide(event == RecordingEvent::end ? Decision::stopped : Decision::paused, 0, static_cast<std::uint64_t>(event));
+  if (on) {
     interrupted_ = interrupted_ || large_allocations() != 0;
-    ring_.clear();
     check_at_ = ring_.seen() + 64;
   }
-  if (!on) ring_.clear();
+  ring_.clear();
   ring_.set_on(on);
+}
+
+void Client::advance_recording(RecordingEvent event) noexcept {
+  const Guarded guard(pool_->lock);
+  apply(event);
+}
+
+bool Client::resume_recording() noexcept {
+  const Guarded guard(pool_->lock);
+  if (!recording_due()) return false;
+  apply(RecordingEvent::resume);
+  return true;
 }
 
 bool Client::grow_recording() {

@@ -75,8 +75,7 @@ void Client::after_fork_in_child() noexcept {
   for (Pool* pool : all_pools()) pool->set_forked();
   for (const auto& [uid, client] : registry().clients) {
     client->replaying_ = false;
-    client->ring_.set_on(false);
-    client->ring_.clear();
+    client->apply(RecordingEvent::end);
     client->trace_.leave();
     client->history_.set_on(false);
     client->history_.clear();

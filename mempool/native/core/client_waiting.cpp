@@ -107,7 +107,7 @@ bool Client::is_due(const Wait& wait) noexcept {
   if (std::exchange(refusals_heard_, refusals_) != refusals_) return true;
   if (large_allocations() >= wait.allocations) return true;
   if (wait.other_layouts != ~std::uint64_t{0} && wait.other_layouts != pool_->layouts() - layouts_) return true;
-  if (!ring_.on() && (misses() >= wait.misses || (replaying_ && miss_score_ >= wait.miss_score))) return true;
+  if (recording_due()) return true;
   try {
     return iterations_ >= wait.replan_at_iteration && !lasting_pinned().empty();
   } catch (...) {

@@ -10,6 +10,9 @@
 namespace mempool {
 
 enum class Decision : std::uint8_t {
+  recording,   // requests are recorded from now on
+  paused,      // recording paused after event `count` of recording_state.hpp
+  stopped,     // recording ended
   period,      // a recurring iteration was found: `count` allocations, seen `times` times
   planned,     // a pattern was installed: `count` allocations, an arena of `bytes`
   replaced,    // the same for a pattern with the sizes of a known one
@@ -29,7 +32,8 @@ enum class Decision : std::uint8_t {
   converted,   // the arena of `bytes` became segments, since memory was short
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 18> kDecisionNames = {
+inline constexpr std::array<const char*, 21> kDecisionNames = {
+    "recording", "paused",     "stopped",
     "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
     "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
 

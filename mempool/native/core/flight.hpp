@@ -25,7 +25,7 @@ enum Call : std::uint16_t {
   enter_dynamic,   //
   leave_dynamic,   //
   next_at,         // offset in the arena
-  recording,       // on
+  recording,       // event of recording_state.hpp
   tracing,         // on
   pattern,         // arena_bytes, unroll, low_water, cyclic + 2 * marked: begins a pattern of `install` or `load`
   table,           // sequence, stream, phase

@@ -54,18 +54,6 @@ inline std::vector<int64_t> load_of(const Jobs& jobs) {
   return load;
 }
 
-// The first instant of the peak load.
-inline int32_t peak_of(const Jobs& jobs) {
-  const std::vector<int64_t> load = load_of(jobs);
-  return static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
-}
-
-inline int32_t count_alive(const Jobs& jobs, int32_t instant) {
-  int32_t count = 0;
-  for (const Piece& piece : jobs.pieces) count += piece.covers(instant);
-  return count;
-}
-
 // Coarsest alignment of the first `count` jobs, as a mask (alignment - 1).
 inline int64_t coarsest_alignment(const Jobs& jobs, int32_t count) {
   int64_t mask = 0;

@@ -155,13 +155,7 @@ class IntervalIndex {
   // Finds the longest job with start in [from, start_by], end in [end_from, to] and at most `most` bytes, if
   // it is longer than `found`.
   void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Match& found) const {
-    find(1, {from, start_by, end_from, to, most, most}, [most](int32_t, int32_t) { return most; }, found);
-  }
-
-  // The same with at most room(start, end) bytes; room must be no less for a shorter interval within.
-  template <class Room>
-  void longest(int32_t from, int32_t start_by, int32_t end_from, int32_t to, int64_t most, Room room, Match& found) const {
-    find(1, {from, start_by, end_from, to, most, std::min(most, room(from, to))}, room, found);
+    find(1, {from, start_by, end_from, to, most}, found);
   }
 
   // Returns whether the found job is alive at an instant of a circle of this length; the instant may be one
@@ -172,12 +166,6 @@ class IntervalIndex {
     return since < e.end - e.start;
   }
 
-  // Returns whether the jobs within [from, to] alive at an instant have at least `bytes` together, each with
-  // `padding` bytes on top.
-  bool have(int32_t from, int32_t to, int32_t instant, int64_t bytes, int64_t padding) const {
-    return lack(1, {from, instant, instant + 1, to, 0, 0}, padding, bytes) <= 0;
-  }
-
   // Removes the found job and returns it.
   int32_t take(const Match& found) {
     Entry& entry = entries_[found.slot];
@@ -185,14 +173,6 @@ class IntervalIndex {
     entry.job = -1;
     renew(found.slot);
     return job;
-  }
-
-  void take(int32_t slot) { take(Match{slot}); }
-
-  // Puts back a job that was taken from a slot.
-  void put_back(int32_t slot, int32_t job) {
-    entries_[slot].job = job;
-    renew(slot);
   }
 
  private:
@@ -214,7 +194,7 @@ class IntervalIndex {
   };
   struct Wanted {
     int32_t from, start_by, end_from, to;
-    int64_t most, anywhere;  // largest size, and size for which there is room anywhere
+    int64_t most;  // largest size
   };
 
   static uint64_t spread(int32_t value) {
@@ -253,8 +233,7 @@ class IntervalIndex {
       return 0;
     return std::min(box.last_end, w.to) - std::max(box.first_start, w.from);
   }
-  template <class Room>
-  void find(size_t node, const Wanted& wanted, Room room, Match& found) const {
+  void find(size_t node, const Wanted& wanted, Match& found) const {
     if (node >= leaves_) {
       for (size_t k = (node - leaves_) * bucket; k < std::min((node - leaves_ + 1) * bucket, entries_.size()); ++k) {
         const Entry& e = entries_[k];
@@ -263,40 +242,15 @@ class IntervalIndex {
             e.end > wanted.to || e.size > wanted.most)
           continue;
         if (length < found.length || (length == found.length && e.size <= found.size)) continue;
-        if (e.size <= wanted.anywhere || e.size <= room(e.start, e.end))
-          found = {static_cast<int32_t>(k), length, e.size};
+        found = {static_cast<int32_t>(k), length, e.size};
       }
       return;
     }
     const int32_t left = promise(boxes_[2 * node], wanted), right = promise(boxes_[2 * node + 1], wanted);
     const bool right_first = right > left;
     for (const bool second : {right_first, !right_first})
-      if (const int32_t most = second ? right : left; most - most / good_enough > found.length) {
-        const Box& box = boxes_[2 * node + second];
-        if (box.least <= wanted.anywhere || box.least <= room(box.last_start, box.first_end))
-          find(2 * node + second, wanted, room, found);
-      }
-  }
-
-  // Returns how many of `bytes` the matching jobs of any size lack, or at most 0 if they suffice.
-  int64_t lack(size_t node, const Wanted& wanted, int64_t padding, int64_t bytes) const {
-    if (node >= leaves_) {
-      const size_t end = std::min((node - leaves_ + 1) * bucket, entries_.size());
-      for (size_t k = (node - leaves_) * bucket; k < end && bytes > 0; ++k) {
-        const Entry& e = entries_[k];
-        if (e.job >= 0 && e.start >= wanted.from && e.start <= wanted.start_by && e.end >= wanted.end_from && e.end <= wanted.to)
-          bytes -= e.size + padding;
-      }
-      return bytes;
-    }
-    for (const size_t child : {2 * node, 2 * node + 1}) {
-      const Box& box = boxes_[child];
-      if (bytes <= 0) break;
-      if (box.first_start > wanted.start_by || box.last_start < wanted.from || box.last_end < wanted.end_from || box.first_end > wanted.to)
-        continue;
-      bytes = lack(child, wanted, padding, bytes);
-    }
-    return bytes;
+      if (const int32_t most = second ? right : left; most - most / good_enough > found.length)
+        find(2 * node + second, wanted, found);
   }
 
   std::vector<Entry> entries_;

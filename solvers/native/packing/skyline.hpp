@@ -20,51 +20,6 @@
 
 namespace packing {
 
-// A set of instants with a query for the last member up to an instant: a hierarchical bitmap, in which a bit
-// of each level tells whether any bit of a word below is set.
-class InstantSet {
- public:
-  explicit InstantSet(int32_t length) {
-    for (size_t bits = length; levels_.empty() || bits > 1; bits = (bits + 63) / 64) levels_.emplace_back((bits + 63) / 64, 0);
-  }
-
-  void insert(int32_t instant) {
-    auto k = static_cast<uint32_t>(instant);
-    for (auto& level : levels_) {
-      level[k / 64] |= bit(k);
-      k /= 64;
-    }
-  }
-
-  void erase(int32_t instant) {
-    auto k = static_cast<uint32_t>(instant);
-    for (auto& level : levels_) {
-      if ((level[k / 64] &= ~bit(k)) != 0) return;
-      k /= 64;
-    }
-  }
-
-  // There must be such an instant.
-  int32_t last_until(int32_t instant) const {
-    auto k = static_cast<uint32_t>(instant);
-    size_t at = 0;
-    uint64_t here = levels_[0][k / 64] & (bit(k) | (bit(k) - 1));
-    while (here == 0) {
-      k /= 64;
-      here = levels_[++at][k / 64] & (bit(k) - 1);
-    }
-    k = k / 64 * 64 + last(here);
-    while (at > 0) k = k * 64 + last(levels_[--at][k]);
-    return static_cast<int32_t>(k);
-  }
-
- private:
-  static uint64_t bit(uint32_t k) { return uint64_t{1} << k % 64; }
-  static uint32_t last(uint64_t word) { return 63 - static_cast<uint32_t>(__builtin_clzll(word)); }
-
-  std::vector<std::vector<uint64_t>> levels_;
-};
-
 // Lifetimes of the jobs in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
 struct Times {
   const std::vector<Piece>& pieces;  // indexed by Jobs::first
@@ -180,13 +135,10 @@ struct Valley {
   int64_t before, after;   // heights of the walls; no wall counts as the largest height
 };
 
-// `goes_back`: record changes so that they can be undone.
-template <bool goes_back>
-class SkylineOf {
+class Skyline {
  public:
   // `floor[t]` is the height below which instant t is already taken.
-  explicit SkylineOf(const std::vector<int64_t>& floor)
-      : runs_(filled(floor.size(), Run{})), starts_(goes_back ? floor.size() : 1), length_(floor.size()) {
+  explicit Skyline(const std::vector<int64_t>& floor) : runs_(filled(floor.size(), Run{})), length_(floor.size()) {
     insert(0, floor[0], -1);
     for (int32_t t = 1; t < length_; ++t) {
       if (runs_[start_].height == floor[t]) continue;
@@ -219,21 +171,12 @@ class SkylineOf {
     return true;
   }
 
-  int32_t start() const { return start_; }
-  int64_t height(int32_t run) const { return runs_[run].height; }
-  int32_t before(int32_t run) const { return runs_[run].before; }
-  int32_t after(int32_t run) const { return runs_[run].after; }
-
-  // The run that an instant belongs to; not across the cut of the circle.
-  int32_t run_at(int32_t instant) const {
-    static_assert(goes_back);
-    return starts_.last_until(instant);
-  }
-
-  // Returns whether a run is lower than both neighbours.
-  bool is_valley(int32_t run) const {
-    return std::min(runs_[runs_[run].before].height, runs_[runs_[run].after].height) > runs_[run].height;
-  }
+ private:
+  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
+  struct Run {
+    int64_t height = -1;  // -1: no run starts here
+    int32_t before = -1, after = -1;
+  };
 
   // Walks down from a run to a valley and returns the valley; `run` becomes the valley's run.
   Valley valley_from(int32_t& run) const {
@@ -249,7 +192,7 @@ class SkylineOf {
 
   // Raises a run to a height and returns the resulting run, which may be merged with neighbours.
   int32_t rise(int32_t run, int64_t height) {
-    change(run).height = height;
+    runs_[run].height = height;
     merge(run);
     const int32_t before = runs_[run].before;
     return merge(before) ? before : run;
@@ -271,28 +214,6 @@ class SkylineOf {
     return run;
   }
 
-  // State of the trail, for undo().
-  size_t mark() const { return trail_.size(); }
-  void undo(size_t mark) {
-    for (; trail_.size() > mark; trail_.pop_back()) {
-      const auto& [run, was] = trail_.back();
-      if ((runs_[run].height < 0) != (was.height < 0)) was.height < 0 ? starts_.erase(run) : starts_.insert(run);
-      runs_[run] = was;
-    }
-  }
-
- private:
-  static constexpr int64_t no_wall = std::numeric_limits<int64_t>::max();
-  struct Run {
-    int64_t height = -1;  // -1: no run starts here
-    int32_t before = -1, after = -1;
-  };
-
-  Run& change(int32_t run) {
-    if constexpr (goes_back) trail_.emplace_back(run, runs_[run]);
-    return runs_[run];
-  }
-
   // End of a run; beyond the circle's length for the run that holds instant 0 or begins after all others.
   int32_t end_of(int32_t run) const {
     const int32_t after = runs_[run].after;
@@ -301,34 +222,26 @@ class SkylineOf {
 
   void insert(int32_t start, int64_t height, int32_t before) {
     const int32_t after = before < 0 ? start : runs_[before].after;
-    change(start) = {height, before < 0 ? start : before, after};
-    if constexpr (goes_back) starts_.insert(start);
-    change(runs_[start].before).after = start;
-    change(after).before = start;
+    runs_[start] = {height, before < 0 ? start : before, after};
+    runs_[runs_[start].before].after = start;
+    runs_[after].before = start;
   }
 
   // Merges `run` with the next run if both have the same height.
   bool merge(int32_t run) {
     const int32_t next = runs_[run].after;
     if (next == run || runs_[next].height != runs_[run].height) return false;
-    change(run).after = runs_[next].after;
-    change(runs_[next].after).before = run;
+    runs_[run].after = runs_[next].after;
+    runs_[runs_[next].after].before = run;
     close(next);
     return true;
   }
 
-  void close(int32_t run) {
-    change(run).height = -1;
-    if constexpr (goes_back) starts_.erase(run);
-  }
+  void close(int32_t run) { runs_[run].height = -1; }
 
   std::vector<Run> runs_;  // by first instant
-  InstantSet starts_;        // starts of the runs, if goes_back
-  std::vector<std::pair<int32_t, Run>> trail_;  // changed runs with their old values
   int32_t length_, start_ = 0;
 };
-
-using Skyline = SkylineOf<false>;
 
 // Returns for each instant the highest end of the jobs placed there; jobs without an offset are not counted.
 inline std::vector<int64_t> floor_under(const Jobs& jobs, const Times& times, const std::vector<int32_t>& placed,

@@ -431,7 +431,7 @@ class World {
       case Step::record: client->set_recording(choices.chance(70)); break;
       case Step::look:
         client->find_recurrence();
-        client->wait_for_work({0.0, 1.0, choices.below(10000), choices.below(10000), 12});
+        client->wait_for_work({0.0, 1.0, choices.below(10000)});
         client->check_again_after(choices.below(100));
         break;
       case Step::tape:
