@@ -158,13 +158,12 @@ void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
   segments_.give_free_blocks_to(stream);
 }
 
-Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept {
+Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
     const bool budget = source_.has_budget();
-    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_reserved_);
-    if (given.address == 0 && may && !drain_.any() && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0 && holes && !drain_.any() && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) reassign_idle_memory(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);

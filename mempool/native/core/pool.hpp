@@ -124,11 +124,8 @@ class Pool : private Live<Pool>, private Idle {
     bool fresh = false;       // reads as zeros
   };
   Address allocate_small(std::size_t bytes, Stream stream) noexcept;
-  // Use of the arena's holes for unplanned requests. kept: reserved for clients that follow a plan, if
-  // possible; open: allowed, unless a long-lived range has been in the way of a plan; needed: allowed even
-  // then.
-  enum class Holes : std::uint8_t { kept, open, needed };
-  Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
+  // `holes`: the arena's holes may serve the request; else they do only before memory runs out.
+  Given allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept;
 
   // Live buffers that the framework's own allocator serves.
   OutsideBuffers& outside() noexcept { return outside_; }
@@ -253,9 +250,6 @@ class Pool : private Live<Pool>, private Idle {
   // Return true after a recent conversion: no arena is allocated before the next boundary, with exponential
   // backoff if conversions repeat.
   bool conversion_backs_off() const noexcept { return !conversion_backoff_.is_due(boundaries()); }
-  // Reserve the arena's holes for emergencies from now on: a long-lived range, perhaps in a hole, is in the
-  // way of a plan.
-  void reserve_holes() noexcept { holes_reserved_ = true; }
   void return_idle() noexcept;         // releases memory that stayed idle through the last two calls
   // Call return_idle() once every client that follows a plan has reached a boundary since the last time, so
   // that memory used in each iteration of the slower clients does not count as idle.
@@ -375,7 +369,6 @@ class Pool : private Live<Pool>, private Idle {
   std::size_t idle_factor_ = 1;
   // streams whose idle memory was reassigned and that have not been seen since
   std::vector<Stream> reassigned_streams_;
-  bool holes_reserved_ = false;
   ArenaDrain drain_;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;

@@ -149,7 +149,6 @@ void Pool::forget_arena() noexcept {
   drain_.done();
   streams_.clear();
   occupancy_.reset_stream_indices();
-  holes_reserved_ = false;
 }
 
 bool Pool::convert_arena_to_segments(Stream stream) noexcept try {
