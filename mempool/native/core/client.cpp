@@ -217,7 +217,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
     if (pool_->foresees()) prefetch_upcoming(sequence);
     return address;
-  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->drain().has(match.slot->offset)) {
+  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->arena().is_drained(match.slot->offset)) {
     outcome = Outcome::no_arena;
   } else {
     const Occupancy::Range range = pool_->occupancy().overlapping(match.slot->offset, match.slot->offset + bytes);

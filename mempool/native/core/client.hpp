@@ -463,7 +463,6 @@ class Client : private Live<Client> {
   ClientStats stats_;
   std::vector<Divergence> divergences_;
   DecisionLog decisions_;
-  std::uint64_t arena_decided_ = 0;   // bytes of the arena in the latest such decision
   std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot
   unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
   bool arena_allowed_ = false;          // under a budget: see set_arena_allowed()
