@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Advice for models that have no name on the command line.
 IN_PYTHON = "fit a model of your own in Python: mempool.torch.fit(model, inputs)"
@@ -121,3 +125,9 @@ def parse_type(text: str) -> str:
     if (found := TYPES.get(text.strip().lower().removeprefix("torch."))) is None:
         raise UsageError(f"no type {text!r}; there are {', '.join(TYPES)}")
     return found
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return a question for the known names that are closest to a wrong one; "" if none is close."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {', '.join(near)}?" if near else ""

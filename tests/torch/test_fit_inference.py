@@ -14,12 +14,13 @@ import sys
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device.emulation import emulate_device
-from mempool.torch.estimate.device.library_patches import MASKED
+from mempool.torch.estimate.device.library_patches import MASKED, replaced
 from mempool.torch.estimate.fake.mode import ValuelessMode
-from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
+from mempool.torch.estimate.program.value_reads import ValueReads
 from traces.trace import EventType
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -182,8 +183,10 @@ def recorded() -> tuple[list[str], list[str]]:
     conditions: dict[str, int] = {}
     numbers: dict[str, int] = {}
     code = compile(Path("train.py").read_text(), "train.py", "exec")
-    reads = ValueReads(conditions, numbers), finite_numbers(numbers)
-    with ValuelessMode(), emulate_device("cuda"), reads[0], reads[1]:
+    reads = ValueReads(conditions, numbers)
+    listed = replaced(FakeTensor, "tolist", reads.list_method())
+    with ValuelessMode() as mode, emulate_device("cuda"), listed:
+        mode.on_read = reads.read
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
     return list(conditions), list(numbers)

@@ -17,7 +17,6 @@ class EstimateOptions:
         batch_tries: largest number of batches that the search for the largest batch tries.
         batch: largest batch that the search tries, in samples.
         report_modules: largest number of modules in a text report.
-        remedy_runs: largest number of runs of changed jobs.
         remedy_seconds: processor seconds after which no further run of a changed job begins.
         program_steps: optimizer steps of a program that is run: the first makes the optimizer's state, and
             the third begins with all that outlives a step.
@@ -33,7 +32,6 @@ class EstimateOptions:
     batch_tries: int = 64
     batch: int = 1 << 24
     report_modules: int = 5
-    remedy_runs: int = 60
     remedy_seconds: float = 120.0
     dominant: float = 0.5
     program_steps: int = 3

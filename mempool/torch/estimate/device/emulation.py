@@ -37,6 +37,7 @@ from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
 from mempool.torch.estimate.device.library_patches import drawing_once, patch_transformers_masks, replaced
 from mempool.torch.estimate.fake.copies import fake_of
+from mempool.torch.estimate.fake.mode import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,6 +85,7 @@ def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterat
         replaced(nn.Module, "_apply", _converting_in_place(nn.Module._apply)),
         replaced(FakeTensor, "__deepcopy__", _deep_copy),
         replaced(nn.init, "_no_grad_trunc_normal_", drawing_once(nn.init._no_grad_trunc_normal_)),
+        kernels.override_kernels("AutogradCPU", {"isfinite": kernels.for_fake_tensors("isfinite", finite)}),
         patch_transformers_masks(warn),
     ):
         yield

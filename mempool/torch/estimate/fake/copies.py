@@ -92,15 +92,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Return whether `torch.compile` has compiled a model or a part of a model."""
-    return any(
-        isinstance(getattr(module, "_orig_mod", None), nn.Module)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-
-
 def _held(model: nn.Module) -> list[torch.Tensor]:
     return list(itertools.chain(model.parameters(), model.buffers()))
 

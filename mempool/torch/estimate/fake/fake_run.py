@@ -133,14 +133,20 @@ class _ModelAndOptimizers:
 
 @contextlib.contextmanager
 def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> Iterator[None]:
-    """Let optimizers read values, which affect the length of a step but not the memory."""
+    """Let optimizers read numbers as 1, which affect the length of a step but not the memory."""
 
-    def answer(on_read: Callable[[], object] | None) -> None:
+    def answer(on_read: Callable[[torch.Tensor], Any] | None) -> None:
         if isinstance(mode, ValuelessMode):
             mode.on_read = on_read
 
+    def guess(tensor: torch.Tensor) -> Any:
+        warn(READS_VALUES)
+        if tensor.dtype is torch.bool:
+            return False
+        return 1.0 if tensor.is_floating_point() else 1
+
     hooks = (
-        register_optimizer_step_pre_hook(lambda *_: answer(lambda: warn(READS_VALUES))),
+        register_optimizer_step_pre_hook(lambda *_: answer(guess)),
         register_optimizer_step_post_hook(lambda *_: answer(None)),
     )
     try:

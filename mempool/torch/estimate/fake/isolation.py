@@ -41,24 +41,6 @@ def caches() -> list[_Cache[Any]]:
     ]
 
 
-@contextlib.contextmanager
-def clear_fake_caches(known: list[_Cache[Any]]) -> Iterator[None]:
-    """Empty the functools caches into which the block put fake tensors.
-
-    Others stay, since their results may be known by identity.
-
-    Args:
-        known: existing caches, which `caches` may no longer find.
-    """
-    before = {id(cache): cache.cache_info().misses for cache in known}
-    try:
-        yield
-    finally:
-        for cache in {id(cache): cache for cache in (*known, *caches())}.values():
-            if cache.cache_info().misses > before.get(id(cache), 0) and _holds_fakes(cache):
-                cache.cache_clear()
-
-
 def _holds_fakes(cache: _Cache[Any]) -> bool:
     """Return whether a cache's keys or results contain a fake tensor, within `cache_objects`."""
     searched: set[int] = set()
@@ -74,22 +56,47 @@ def _holds_fakes(cache: _Cache[Any]) -> bool:
 
 #: A run changes the process's defaults, so only one runs at a time.
 _LOCK = threading.RLock()
-
-#: Functools caches found before a group of runs (`shared_isolation`).
-_KNOWN: list[Any] = []
+#: Functools caches found by an enclosing block, which has frozen the existing objects; None outside of such.
+_known: list[_Cache[Any]] | None = None
 
 
 @contextlib.contextmanager
 def shared_isolation() -> Iterator[None]:
-    """Search for caches and freeze existing objects once for several runs."""
+    """Search for caches and freeze existing objects once for several runs.
+
+    Garbage collection is so limited to objects made by the runs: PyTorch and a program have a million.
+    """
+    global _known
     with _LOCK:
-        found = caches()
-        _KNOWN.extend(found)
+        if _known is not None:
+            yield
+            return
+        _known = caches()
+        frozen = gc.get_freeze_count() > 0  # by the program itself
+        if not frozen:
+            gc.freeze()
         try:
-            with _existing_objects_frozen():
-                yield
+            yield
         finally:
-            del _KNOWN[len(_KNOWN) - len(found) :]
+            _known = None
+            if not frozen:
+                gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _clear_fake_caches() -> Iterator[None]:
+    """Empty the functools caches into which the block put fake tensors.
+
+    Others stay, since their results may be known by identity.
+    """
+    known = [*(_known or ()), *caches()]
+    before = {id(cache): cache.cache_info().misses for cache in known}
+    try:
+        yield
+    finally:
+        for cache in {id(cache): cache for cache in (*known, *caches())}.values():
+            if cache.cache_info().misses > before.get(id(cache), 0) and _holds_fakes(cache):
+                cache.cache_clear()
 
 
 @contextlib.contextmanager
@@ -101,10 +108,8 @@ def isolated() -> Iterator[None]:
     restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_LOCK)
-        known = [*_KNOWN, *caches()]
-        stack.enter_context(_existing_objects_frozen())
-        stack.enter_context(clear_fake_caches(known))  # searches only among objects that are not frozen
+        stack.enter_context(shared_isolation())
+        stack.enter_context(_clear_fake_caches())  # searches only among objects that are not frozen
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -124,23 +129,3 @@ def isolated() -> Iterator[None]:
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         yield
-
-
-#: True while an enclosing block has frozen the existing objects; `gc.get_freeze_count` would count them all.
-_frozen = False
-
-
-@contextlib.contextmanager
-def _existing_objects_frozen() -> Iterator[None]:
-    """Limit garbage collection to objects made by the run: PyTorch and a program have a million objects."""
-    global _frozen
-    if _frozen or gc.get_freeze_count():  # by an enclosing block, or by the program itself
-        yield
-        return
-    gc.freeze()
-    _frozen = True
-    try:
-        yield
-    finally:
-        _frozen = False
-        gc.unfreeze()

@@ -13,16 +13,12 @@ import torch
 from torch._C import _DisableTorchDispatch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: Assumed values of tensors that are not floating-point.
-_GUESS = {
-    torch.bool: False,
-    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64), 1),
-}
 #: Operation that returns a tensor's device.
 _DEVICE = torch.ops.prim.device.default
 #: Operation that reads a value.
@@ -34,20 +30,25 @@ _SHRINKING = frozenset(
 )
 #: Operations applied to counts of batches and steps, which have a known value.
 _COUNTS = frozenset((torch.ops.aten.add_.Tensor, torch.ops.aten.zero_.default))
+#: Tests of values that are false for finite numbers; PyTorch composes `isfinite` from comparisons.
+_NOT_FINITE = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("isnan", "isinf", "isposinf", "isneginf")
+)
 _NOTHING = object()
 
 
 class ValuelessMode(FakeTensorMode):
     """FakeTensorMode that takes buffers as a real run does, and answers reads of values on request.
 
+    Tests for NaN and infinity have the result of finite numbers.
+
     Attributes:
-        on_read: called at each read of a value that does not affect memory, such as an optimizer's of norms:
-            numbers are 1, booleans are false. None: such reads fail.
+        on_read: returns the value at each read of a tensor that has none. None: such reads fail.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.on_read: Callable[[], object] | None = None
+        self.on_read: Callable[[FakeTensor], Any] | None = None
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
         """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
@@ -61,6 +62,8 @@ class ValuelessMode(FakeTensorMode):
             if answer is not _NOTHING:
                 return answer
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _NOT_FINITE:
+            know(result, truth=False)
         return self._shrunk(result, args) if func in _SHRINKING else result
 
     def _known(self, func: Any, args: Any) -> Any:
@@ -79,14 +82,11 @@ class ValuelessMode(FakeTensorMode):
         return _NOTHING
 
     def _read(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
-        """Return a known value, such as an optimizer's count of steps, or a guess if allowed."""
+        """Return a known value, such as an optimizer's count of steps, or the answer of `on_read`."""
         if constant is not None:
             with _DisableTorchDispatch():
                 return func(constant)
-        if self.on_read is None:
-            return _NOTHING
-        self.on_read()
-        return _GUESS.get(tensor.dtype, 1.0)
+        return _NOTHING if self.on_read is None else self.on_read(tensor)
 
     def _shrunk(self, loss: Any, args: Any) -> Any:
         """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
@@ -96,6 +96,20 @@ class ValuelessMode(FakeTensorMode):
         with _DisableTorchDispatch():
             storage = torch.empty(whole, dtype=loss.dtype, device="meta")
             return FakeTensor(self, storage.as_strided((), ()), torch.device("cpu"))
+
+
+def know(result: Any, *, truth: bool) -> None:
+    """Let fake mode know the values of a fake tensor, and those of tensors computed from such alone."""
+    with _disable_current_modes():
+        result.constant = torch.tensor(truth).expand(result.shape)
+    result.fake_mode.fake_tensor_converter.add_constant_storage_mapping(result)
+
+
+def finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Return true for each value of a fake tensor, in the steps of `torch.isfinite`, which take memory."""
+    result = (tensor == tensor).mul(tensor.abs() != float("inf"))
+    know(result, truth=True)
+    return result
 
 
 def fake_mode() -> FakeTensorMode:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -30,7 +31,7 @@ from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import OUTCOME, TRACE, ProgramOutcome
-from mempool.torch.estimate.program.value_reads import ValueReads, finite_numbers
+from mempool.torch.estimate.program.value_reads import ValueReads
 from mempool.torch.estimate.result import RECURRENT
 from traces.formats.parquet import write_trace
 
@@ -60,15 +61,14 @@ class _Program(Rehearsal):
     def run(self) -> NoReturn:
         """Run the program to its end, or for some steps, and write the trace and the result."""
         self._install()
-        numbers = self.outcome.value_reads
         with (
-            ValuelessMode(),
+            ValuelessMode() as mode,
             emulate_device(self._device, capability=self._capability, warn=self._note),
             self._recorder,
             accept_cuda_names(),
-            ValueReads(self.outcome.decisions, numbers),
-            finite_numbers(numbers),
         ):
+            reads = ValueReads(self.outcome.decisions, self.outcome.value_reads)
+            mode.on_read, FakeTensor.tolist = reads.read, reads.list_method()
             register_optimizer_step_post_hook(self._after_step)  # the recorder's own hook comes first
             self._execute()
         self._leave()

@@ -22,7 +22,6 @@ def advise(
     job: Job,
     fit: Fit,
     *,
-    most_runs: int = OPTIONS.remedy_runs,
     most_seconds: float = OPTIONS.remedy_seconds,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Advice:
@@ -31,14 +30,13 @@ def advise(
     Args:
         job: the job; the job and the model from which the job was made stay unchanged.
         fit: result of the job's fake run.
-        most_runs: largest number of runs of changed jobs; remaining changes are not tried.
         most_seconds: processor seconds after which no further run begins.
         progress: called with the name of each trial.
 
     Raises:
         UsageError: ``fit`` belongs to a job that cannot be tried.
     """
-    trials = Trials(job, fit, most_runs, time.process_time() + most_seconds, progress)
+    trials = Trials(job, fit, time.process_time() + most_seconds, progress)
     tried = [(strengths, trials.try_weakest(strengths)) for strengths in changes_of(job)]
     alone = [(strengths, remedy) for strengths, remedy in tried if remedy is not None]
     remedies = sorted(

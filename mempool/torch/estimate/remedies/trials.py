@@ -21,16 +21,12 @@ class Trials:
     Args:
         job: the job to change.
         fit: result of the unchanged job.
-        most_runs: largest number of runs of changed jobs.
         until: processor time of the process, in seconds, after which no run begins.
         progress: called with the name of each trial.
     """
 
-    def __init__(
-        self, job: Job, fit: Fit, most_runs: int, until: float, progress: Callable[[str], object]
-    ) -> None:
-        self.job, self.fit, self.progress = job, fit, progress
-        self._left, self._until = most_runs, until
+    def __init__(self, job: Job, fit: Fit, until: float, progress: Callable[[str], object]) -> None:
+        self.job, self.fit, self.progress, self._until = job, fit, progress, until
         self._runs: dict[frozenset[str], Fit | None] = {frozenset(): fit}
         self._reasons: dict[str, str] = {}
 
@@ -59,10 +55,9 @@ class Trials:
         return self._runs[key]
 
     def _try(self, name: str, changes: Sequence[Change]) -> Fit | None:
-        if self._left <= 0 or time.process_time() > self._until:
-            self._reasons[name] = "no runs are left" if self._left <= 0 else "no time is left"
+        if time.process_time() > self._until:
+            self._reasons[name] = "no time is left"
             return None
-        self._left -= 1
         self.progress(name)
         try:
             return estimate(

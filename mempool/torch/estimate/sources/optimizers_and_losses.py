@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
-from mempool.torch.model_spec import parse_name, parse_type
+from mempool.torch.model_spec import parse_name, parse_type, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,8 +89,7 @@ def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(noun: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+    hint = suggestion(name.lower(), known) or f"there are {', '.join(known)}"
     return f"no {noun} {name!r}; {hint}"
 
 

@@ -5,7 +5,6 @@ Nothing is downloaded.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -18,6 +17,7 @@ import torch
 from mempool.errors import UsageError
 from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.model_presets import SHAPES
+from mempool.torch.model_spec import suggestion
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,8 +116,7 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
         return _of_file(transformers, Path(name).expanduser(), arguments)
     family, own = _family(transformers, name)
     if family is None:
-        near = difflib.get_close_matches(plain_name(name), known_names(), n=4, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}?" if near else "such as gpt2, llama-2-7b, LlamaConfig(...)"
+        hint = suggestion(plain_name(name), known_names()) or "such as gpt2, llama-2-7b, LlamaConfig(...)"
         raise UsageError(f"transformers knows no model {name!r}: {hint}")
     make = functools.partial(family, **own)
     _check_arguments(name, make(), arguments)
@@ -157,9 +156,8 @@ def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
     known = {key for key in dir(config) if not key.startswith("_")} | {"attn_implementation", "dtype"}
     for key in arguments:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise UsageError(f"{name} has no {key!r}{hint}")
+            hint = suggestion(key, known)
+            raise UsageError(f"{name} has no {key!r}{hint and f'; {hint}'}")
 
 
 def _made(name: str, make: Any, arguments: dict[str, Any]) -> Any:
