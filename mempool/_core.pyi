@@ -373,6 +373,8 @@ class Mark(enum.Enum):
 
 MOST_PATTERNS: int = 16
 
+ARENA_TRANSITIONS: list = ...
+
 class RecordingSchedule:
     """State machine of a client's recording."""
 

@@ -175,6 +175,7 @@ nb::typed<nb::list, Items> decisions(Client& client) {
     d["times"] = one.times;
     d["bytes"] = one.bytes;
     d["reason"] = one.decision == Decision::refused  ? kRefusalNames[one.count]
+                  : one.decision == Decision::arena  ? kArenaEventNames[one.count]
                   : one.decision == Decision::paused ? kRecordingEventNames[one.count]
                                                      : "";
     list.append(d);
@@ -211,6 +212,15 @@ RecordingEvent recording_event(const std::string& name) {
   const auto found = std::find(kRecordingEventNames.begin(), kRecordingEventNames.end(), name);
   if (found == kRecordingEventNames.end()) throw std::invalid_argument("no event of this name");
   return static_cast<RecordingEvent>(found - kRecordingEventNames.begin());
+}
+
+std::vector<std::tuple<const char*, const char*, const char*>> arena_transitions() {
+  std::vector<std::tuple<const char*, const char*, const char*>> all;
+  for (const auto& [before, event, after] : kArenaTransitions) {
+    all.emplace_back(kArenaStateNames[static_cast<std::size_t>(before)], kArenaEventNames[static_cast<std::size_t>(event)],
+                     kArenaStateNames[static_cast<std::size_t>(after)]);
+  }
+  return all;
 }
 
 // Return (state, event, next state) for each state and event.
@@ -266,6 +276,7 @@ void bind_client(nb::module_& m) {
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
   m.attr("MOST_PATTERNS") = kMostPatterns;
+  m.attr("ARENA_TRANSITIONS") = arena_transitions();
   nb::class_<RecordingSchedule>(m, "RecordingSchedule", "State machine of a client's recording.")
       .def(nb::init<>())
       .def_prop_ro("state", [](const RecordingSchedule& s) { return kRecordingStateNames[static_cast<std::size_t>(s.state())]; })
