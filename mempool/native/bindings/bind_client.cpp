@@ -11,6 +11,7 @@
 
 #include "bindings/bindings.hpp"
 #include "core/client.hpp"
+#include "core/follower.hpp"
 #include "core/pattern.hpp"
 
 namespace nb = nanobind;
@@ -81,6 +82,13 @@ void bind_pattern(nb::module_& m) {
            "Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: "
            "dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table "
            "is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.")
+      .def("leads_through",
+           [](const Pattern& p, std::uint32_t sequence, const Sizes& sizes) {
+             const std::vector<std::uint64_t> asked(sizes.data(), sizes.data() + sizes.shape(0));
+             return leads_through(p, sequence, asked.data(), asked.size());
+           }, "sequence"_a, "sizes"_a,
+           "Return true if a marked iteration of the sequence, with sizes int64[n] in bytes, follows the pattern "
+           "without a miss.")
       .def_ro("arena_bytes", &Pattern::arena_bytes);
 }
 
