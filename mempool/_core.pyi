@@ -186,6 +186,11 @@ class Pattern:
         Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.
         """
 
+    def leads_through(self, sequence: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Return true if a marked iteration of the sequence, with sizes int64[n] in bytes, follows the pattern without a miss.
+        """
+
     @property
     def arena_bytes(self) -> int: ...
 
@@ -372,6 +377,8 @@ class Mark(enum.Enum):
     END = 2
 
 MOST_PATTERNS: int = 16
+
+ARENA_TRANSITIONS: list = ...
 
 class RecordingSchedule:
     """State machine of a client's recording."""

@@ -94,16 +94,6 @@ class SimulatedRmmPool(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice, *, initial: int, maximum: int) -> None: ...
 
-class SimulatedRmmBinning(SimulatedAllocator):
-    """RMM's bins of 2**least to 2**most bytes over its pool."""
-
-    def __init__(self, device: SimulatedDevice, *, least: int, most: int, blocks: int, initial: int, maximum: int) -> None: ...
-
-class SimulatedRmmArena(SimulatedAllocator):
-    """RMM's arena of `bytes` bytes."""
-
-    def __init__(self, device: SimulatedDevice, *, bytes: int) -> None: ...
-
 class OffloadPlanner:
     """
     Native planner of the offloads and reloads of a step; see solvers.swap.

@@ -40,8 +40,6 @@ class PlannerOptions:
             plan.
         astray_rate: largest miss rate at which a step still counts as part of a planned epoch; beyond it, the
             resemblance is chance.
-        max_left_out: allocations that an iteration may leave out and still follow an upper-bound pattern: the
-            core looks no further ahead.
         max_enlarge_pause: longest pause, in iterations, before an outgrown upper-bound pattern is enlarged
             again.
         max_unmarked: where marks are required, number of allocations without a mark after which none is
@@ -109,7 +107,6 @@ class PlannerOptions:
     min_new_events: int = 16
     rare_variant: float = 1 / 8
     astray_rate: float = 1 / 64
-    max_left_out: int = 256
     max_enlarge_pause: int = 32
     max_unmarked: int = 1 << 16
     unmarked_events: int = 256

@@ -74,36 +74,14 @@ class PlannedPattern:
         return bool(((least <= smallest) & (largest <= most)).all())
 
     def serves_shortened(self, pattern: Pattern) -> bool:
-        """Return true if the core follows this plan through a shorter pattern without a miss.
-
-        The shorter pattern may leave out the end of a sequence, and allocations before one whose size is
-        unique among the next ones (`Follower::skip_to`).
-        """
+        """Return true if the core follows this plan through a shorter pattern without a miss."""
         if len(pattern.buffers) >= len(self.buffers):
             return False
-        return all(self._leads_through(pattern, turn) for turn in distinct(pattern.sequence).tolist())
-
-    def _leads_through(self, pattern: Pattern, sequence: int) -> bool:
-        least, most = (sizes[self.pattern.sequence == sequence] for sizes in self.pattern.sizes)
-        size = pattern.buffers.size[pattern.sequence == sequence]
-
-        def fits(at: int, since: int) -> NDArray[np.bool_]:
-            """Compare the other's sizes from `since` on with the sizes from `at` on."""
-            count = min(len(least) - at, len(size) - since)
-            here, there = slice(at, at + count), slice(since, since + count)
-            fit: NDArray[np.bool_] = (least[here] <= size[there]) & (size[there] <= most[here])
-            return fit
-
-        begin = fits(0, 0)
-        same = len(begin) if begin.all() else int(begin.argmin())
-        if same == len(size):
-            return True
-        soon = slice(same + 1, same + OPTIONS.max_left_out)
-        ahead = np.flatnonzero((least[soon] == size[same]) & (most[soon] == size[same]))
-        if len(ahead) != 1:
-            return False
-        rest = fits(same + 1 + int(ahead[0]), same)
-        return bool(rest.all()) and len(rest) == len(size) - same
+        native, sequence, size = self.native(), pattern.sequence, pattern.buffers.size
+        return all(
+            native.leads_through(turn, np.ascontiguousarray(size[sequence == turn]))
+            for turn in distinct(sequence).tolist()
+        )
 
     def rotates_to(self, pattern: Pattern) -> bool:
         """Return true if the other pattern is a rotation of this one."""

@@ -14,7 +14,7 @@ from solvers.simulators.allocator import check_bytes
 from solvers.simulators.planned import Planned
 from solvers.simulators.pools import BestFit, Bfc, Cupy, FirstFit
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
-from solvers.simulators.rmm import RmmArena, RmmBinning, RmmPool
+from solvers.simulators.rmm import RmmPool
 from solvers.simulators.simulation import Course, Simulation
 from traces.transforms import pools_as_streams
 
@@ -32,8 +32,6 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
         "cupy": Cupy,
         "bfc": Bfc,
         "rmm_pool": RmmPool,
-        "rmm_arena": RmmArena,
-        "rmm_binning": RmmBinning,
         "best_fit": BestFit,
         "first_fit": FirstFit,
         "planned": Planned,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from allocator_models import BfcModel, CupyModel, Driver, Model, RmmPoolModel, play
-from arena_models import RmmArenaModel, RmmBinningModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import MIB, check_simulation, event_traces, random_trace, trace_of
@@ -108,8 +107,6 @@ def largest_free_of(simulation: Simulation) -> int:
             for bad in (-1, True, "1GiB", 1.5)
         ),
         ("rmm_pool", {"initial_pool_bytes": 512, "maximum_pool_bytes": 256}, "more than maximum_pool_bytes"),
-        ("rmm_arena", {"arena_bytes": MIB - 1}, "arena_bytes=1048575"),
-        ("rmm_binning", {"min_size_exponent": 20, "max_size_exponent": 19}, "max_size_exponent=19"),
     ],
 )
 def test_unknown_allocators_and_invalid_settings_are_named(
@@ -176,18 +173,6 @@ CASES: list[tuple[str, dict[str, Any], Make]] = [
         {"initial_pool_bytes": 10 * MIB, "maximum_pool_bytes": 40 * MIB},
         lambda driver: RmmPoolModel(driver, 10 * MIB, 40 * MIB),
     ),
-    ("rmm_arena", {"arena_bytes": 24 * MIB}, lambda driver: RmmArenaModel(driver, 24 * MIB)),
-    ("rmm_arena", {"arena_bytes": 2 * MIB + 300}, lambda driver: RmmArenaModel(driver, 2 * MIB + 256)),
-    (
-        "rmm_binning",
-        {"min_size_exponent": 9, "max_size_exponent": 12, "blocks_at_once": 3, "initial_pool_bytes": 0},
-        lambda driver: RmmBinningModel(driver, [512, 1024, 2048, 4096], 3, 0),
-    ),
-    (
-        "rmm_binning",
-        {"min_size_exponent": 18, "max_size_exponent": 20, "blocks_at_once": 2, "initial_pool_bytes": MIB},
-        lambda driver: RmmBinningModel(driver, [MIB // 4, MIB // 2, MIB], 2, MIB),
-    ),
 ]
 cases = pytest.mark.parametrize(
     ("allocator", "parameters", "make"), CASES, ids=[f"{case[0]}-{k}" for k, case in enumerate(CASES)]
@@ -243,7 +228,6 @@ CORNERS = {
         ANY,
         [(A, 2 * MIB, 0), (F, 0, 0), (A, MIB, 0), (A, MIB, 0), (F, 0, 1), (F, 0, 2), (A, 2 * MIB, 3)],
     ),
-    "superblocks come back": (6, ANY, [(A, MIB, 0), (A, MIB, 1), (F, 0, 0), (F, 0, 1), (A, 2 * MIB, 0)]),
 }
 
 
@@ -259,17 +243,6 @@ def test_bfc_without_growth_takes_the_whole_device() -> None:
     assert whole.peak_reserved_bytes == 1 << 30
     with pytest.raises(ValueError, match="give it a limit"):
         simulate(trace, "bfc", allow_growth=False)
-
-
-@settings(max_examples=40)
-@given(trace=event_traces())
-def test_rmm_arena_without_a_limit_is_as_large_as_necessary(trace: Trace) -> None:
-    free = simulate(trace, "rmm_arena")
-    if len(trace):
-        tight = simulate(trace, "rmm_arena", arena_bytes=free.peak_reserved_bytes)
-        assert (tight.address == free.address).all()
-        assert (tight.reserved == free.reserved).all()
-        assert tight.segments.size.tolist() == free.segments.size.tolist()
 
 
 def test_cupys_own_pool_equals_the_model(tmp_path: Path) -> None:

@@ -375,7 +375,7 @@ class Client : private Live<Client> {
   void keep_result() noexcept;
   double seconds_since_mark() noexcept;
   void release_idle_outside_arena() noexcept;
-  Pool::Holes holes_for(const Sequence& asks) const noexcept;
+  bool may_use_holes(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
@@ -463,7 +463,6 @@ class Client : private Live<Client> {
   ClientStats stats_;
   std::vector<Divergence> divergences_;
   DecisionLog decisions_;
-  std::uint64_t arena_decided_ = 0;   // bytes of the arena in the latest such decision
   std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot
   unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
   bool arena_allowed_ = false;          // under a budget: see set_arena_allowed()

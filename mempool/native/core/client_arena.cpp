@@ -30,7 +30,6 @@ void Client::have_arena() noexcept {
     layout_changed();
   }
   take_arena();
-  if (std::exchange(arena_decided_, pool_->arena_bytes()) != pool_->arena_bytes()) decide(Decision::arena, 0, 0, 0, pool_->arena_bytes());
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
   const bool enough = has_arena_of_use();
   if (std::exchange(replaying_, enough) || !replaying_) return;
@@ -145,7 +144,7 @@ void Client::bypass_plan(Stream stream) noexcept {
 // Allocate the largest arena that a pattern needs, or else the largest available: a pattern that needs more
 // does not hinder the others.
 void Client::take_arena() noexcept {
-  if (pool_->conversion_backs_off()) return;
+  if (pool_->arena().conversion_backs_off(pool_->boundaries())) return;
   const bool all = pool_->source().device().hosted() != nullptr;  // the arena serves all patterns or none
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
@@ -166,8 +165,8 @@ void Client::take_arena() noexcept {
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::insufficient_memory || why == Refusal::budget;
   pattern.arena_backoff.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
-  const bool vacates = why == Refusal::alive && pool_->drain().any();
-  if (vacates) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
+  const bool drains = why == Refusal::alive && pool_->arena().state() == ArenaState::draining;
+  if (drains) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
   if (&pattern != largest() || std::exchange(refusal_, why) == why) return;
   ++refusals_;
   decide(Decision::refused, pattern.id, static_cast<std::uint64_t>(why), 0, pattern.arena_bytes);

@@ -148,9 +148,6 @@ void Client::forget_freed_pinned() noexcept {
   const Occupancy& occupancy = pool_->occupancy();
   const auto over = [&](const Pinned& pinned) { return occupancy.end_at(pinned.range.begin) != pinned.range.end; };
   pinned_.erase(std::remove_if(pinned_.begin(), pinned_.end(), over), pinned_.end());
-  for (const Pinned& pinned : pinned_) {
-    if (pinned.first + kPatience <= iterations_) pool_->reserve_holes();
-  }
 }
 
 std::vector<std::pair<Offset, Offset>> Client::pinned_ranges() {

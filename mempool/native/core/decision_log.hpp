@@ -27,15 +27,14 @@ enum class Decision : std::uint8_t {
   withdrawn,   // the patterns do not pay, and are dropped
   forgotten,   // an unused pattern was dropped, since memory was short
   dropped,     // all patterns were dropped
-  arena,       // the arena has `bytes` now
+  arena,       // event `count` of arena.hpp: the arena had or has `bytes`
   refused,     // no arena of `bytes`: refusal `count`
-  converted,   // the arena of `bytes` became segments, since memory was short
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 21> kDecisionNames = {
+inline constexpr std::array<const char*, 20> kDecisionNames = {
     "recording", "paused",     "stopped",
     "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
-    "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
+    "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "outgrown"};
 
 class DecisionLog {
  public:

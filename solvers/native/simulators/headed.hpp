@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "simulators/holes.hpp"
-
 namespace simulators {
 
 // A head is the start of a range obtained elsewhere in one piece, and never merges with the range below.
@@ -77,7 +75,7 @@ class HeadedList {
   std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, address)
 };
 
-// Free lists of the streams, numbered in order of first appearance, with an index of their largest ranges.
+// Free lists of the streams, numbered in order of first appearance.
 class HeadedLists {
  public:
   static constexpr size_t none = ~size_t{0};
@@ -88,64 +86,26 @@ class HeadedLists {
     return found->second;
   }
 
-  void add(size_t list, Headed range) {
-    lists_[list].add(range);
-    tell(list);
-  }
+  size_t count() const { return lists_.size(); }
+  void add(size_t list, Headed range) { lists_[list].add(range); }
 
   // See HeadedList::take().
-  Headed take(size_t list, int64_t size) {
-    if (lists_[list].told < size) return {0, 0, false};
-    const Headed range = lists_[list].take(size);
-    tell(list);
-    return range;
-  }
+  Headed take(size_t list, int64_t size) { return lists_[list].take(size); }
+  bool take(size_t list, int64_t address, int64_t size) { return lists_[list].take(address, size); }
 
-  bool take(size_t list, int64_t address, int64_t size) {
-    const bool taken = lists_[list].take(address, size);
-    tell(list);
-    return taken;
-  }
-
-  // Returns the first list with a range of at least `size` bytes; with size 1, the first list that is not empty.
+  // Returns the first list with a range of at least `size` bytes.
   size_t first(int64_t size) const {
-    const int64_t found = largest_.lowest(size);
-    return found < 0 ? none : static_cast<size_t>(found);
-  }
-
-  // Returns the next list after this one that is not empty.
-  size_t next(size_t list) const {
-    const auto found = filled_.upper_bound(list);
-    return found == filled_.end() ? none : *found;
+    for (size_t list = 0; list < lists_.size(); ++list)
+      if (lists_[list].largest() >= size) return list;
+    return none;
   }
 
   // Moves all ranges of list `other` to `list`.
-  void merge(size_t list, size_t other) {
-    lists_[list].add(std::move(lists_[other]));
-    tell(list);
-    tell(other);
-  }
+  void merge(size_t list, size_t other) { lists_[list].add(std::move(lists_[other])); }
 
  private:
-  struct List : HeadedList {
-    int64_t told = 0;  // largest range, as recorded in largest_
-  };
-
-  void tell(size_t list) {
-    List& one = lists_[list];
-    const int64_t largest = one.largest(), number = static_cast<int64_t>(list);
-    if (largest == one.told) return;
-    if (one.told > 0) largest_.take(number, one.told);
-    else filled_.insert(list);
-    if (largest > 0) largest_.add_apart(number, largest);
-    else filled_.erase(list);
-    one.told = largest;
-  }
-
-  std::vector<List> lists_;
+  std::vector<HeadedList> lists_;
   std::unordered_map<int64_t, size_t> numbers_;  // by stream
-  Holes largest_{false};                         // by list number: a hole as large as the largest range of the list
-  std::set<size_t> filled_;
 };
 
 }  // namespace simulators

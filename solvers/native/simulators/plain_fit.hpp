@@ -10,7 +10,7 @@ class Fit : public Allocator {
  public:
   // `growth`: the region grows by multiples of this. Alignment and growth are powers of two.
   Fit(Device& device, bool best, int64_t alignment, int64_t growth)
-      : Allocator(device), best_(best), alignment_(alignment), growth_(growth), holes_(best) {
+      : Allocator(device), best_(best), alignment_(alignment), growth_(growth) {
     top_ = device.reserve_addresses(2 * Device::most_bytes);
     region_ = device.new_region();
   }
