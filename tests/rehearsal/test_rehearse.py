@@ -147,7 +147,6 @@ def test_vision_program_with_workers_amp_and_checkpoints_runs_unchanged(cli: Cli
     assert peaks[1] == peaks[2] == peaks[3] > 8 * 64 * 32 * 32 * 4  # float32 of one convolution's output
     assert run["redirected"] == ["last.pt"]
     notes = " ".join(run["notes"])
-    assert "starts Python processes" in notes
     assert "calls nvidia-smi" in notes
     assert not Path("last.pt").exists()
 
@@ -202,6 +201,28 @@ def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
 def test_data_parallel_uses_all_devices_of_the_machine(cli: Cli) -> None:
     run = rehearse(cli, "--devices 2", "parallel.py", "kind=dp")
     assert (run["steps"], run["ended"], run["devices_used"], run["device"]) == (4, "steps", 2, 0)
+
+
+def test_processes_that_fit_alone_do_not_fit_together_on_a_card(cli: Cli) -> None:
+    """Each ends after its steps, and has a result although multiprocessing calls no exit handlers."""
+    run = rehearse(cli, "--card 'RTX 3060' --steps 2", "processes.py", "how=fork 26000", code=1)
+    assert (run["ended"], run["steps"], run["peak_reserved_bytes"], run["fits"]) == ("program", 0, 0, False)
+    one, two = run["processes"]
+    assert {one["name"], two["name"]} == {"ForkProcess-1", "ForkProcess-2"}
+    for process in (one, two):
+        assert (process["steps"], process["device"], process["out_of_memory_in_step"]) == (2, 0, None)
+        assert process["peak_allocated_bytes"] > 2 * 26000**2 * 4
+        assert 6 * GIB < process["device_bytes"] < 11 * GIB
+    out, _ = cli.run("rehearse --card 'RTX 3060'", PROGRAMS / "processes.py", "how=fork 26000", code=1)
+    assert "does not fit with the others" in out
+    assert "processes share GPU 0: together they hold up to" in out
+
+
+def test_script_that_a_program_starts_has_a_result(cli: Cli) -> None:
+    run = rehearse(cli, "--card 'RTX 3060'", "processes.py", "how=script 16384")
+    (process,) = run["processes"]
+    assert (process["name"], process["steps"], run["fits"]) == ("processes.py", 4, True)
+    assert process["device_bytes"] > process["peak_reserved_bytes"] > 2 * 16384**2 * 4
 
 
 def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(

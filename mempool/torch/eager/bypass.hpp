@@ -36,8 +36,7 @@ struct Bypass {
   }
 
   void add(const c10::Storage& storage, bool blank) {
-    if (!used.contains(storage.unsafeGetStorageImpl()))
-      used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
+    used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
   }
 };
 
@@ -52,15 +51,16 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
   std::optional<std::int64_t> need;
   std::uint64_t signature = 0;
   Storages storages;
+  Addresses unknown;  // the mode must register them: their memory may be foreign
   if (!inert && !operation.traits.composite) signature = signature_of(op, *stack, operation, all.place.device, storages);
   {
     const std::lock_guard lock(all.mutex);
     ++all.clock;
-    bool are_known = true;  // the mode must register other storages: their memory may be foreign
-    for (const c10::Storage* storage : storages) are_known &= all.use(*storage, views);
+    for (const c10::Storage* storage : storages)
+      if (!all.use(*storage, views)) unknown.push_back(storage->unsafeGetStorageImpl());
     if (inert || (signature != 0 && views)) {
       need = 0;
-    } else if (const auto known = all.needs.find(signature); signature != 0 && are_known && known != all.needs.end()) {
+    } else if (const auto known = all.needs.find(signature); signature != 0 && unknown.empty() && known != all.needs.end()) {
       if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
     }
     if (need) ++all.passed;
@@ -74,8 +74,13 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
     run_awaited(op, below, stack, signature);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
   }
-  if (inert || operation.views) return;  // learned by now
+  if (inert) return;
   const std::lock_guard lock(all.mutex);
+  if (operation.views) {  // learned by now
+    if (!views)  // the mode registers nothing for a view
+      for (const c10::StorageImpl* one : unknown) all.used.erase(one);
+    return;
+  }
   Storages results;
   for (auto at = stack->end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); at != stack->end(); ++at)
     add_storages(*at, all.place.device, results);

@@ -182,10 +182,10 @@ class Bypass:
         """Take the mode off the stack until the program needs more memory."""
         if self.is_standing_by:
             return
-        self.is_standing_by = True  # set first, as Ctrl-C may come between
+        self.is_standing_by = self._has_stood_by = True  # set first, as Ctrl-C may come between
         if self._library.mempool_standby_begin(id(self._mode)):
             self._watch(most_misses=NEVER)  # without a mode, PyTorch allocates differently
-            self._unplanned_iterations, self._has_stood_by = 0, True
+            self._unplanned_iterations = 0
         else:
             self.is_standing_by = False
 
