@@ -121,7 +121,6 @@ class Pool:
             wait_bytes=price,
             explain=self._new_divergences() if self.settings.explain else None,
             framework=self.framework,
-            patient=not self.settings.background,
         )
         try:
             self._begin()

@@ -178,7 +178,7 @@ def plan_jointly(
         joined,
         0,
         lambda known, variants: make_joint_plans(
-            known, variants, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
+            known, variants, alignment=alignment, wait_bytes=wait_bytes, interrupt=interrupt
         ),
     )
     if new is None or not together.is_worth_it(new, joined):

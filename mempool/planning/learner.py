@@ -109,12 +109,11 @@ class Learner:
         self.registry.refresh()
         self.registry.warn_if_foreign()
         self.drop_if_useless()
-        done = (
+        return (
             self.replanner.replan_for_shared_arena()
             or self.replanner.replan_around_pinned()
             or (self.may_learn() and self.learn())
         )
-        return done or (self.replanner.may_refine() and self.refine())
 
     def may_learn(self) -> bool:
         """Return true if the recording may hold anything new; end recording once the program has settled."""
@@ -322,7 +321,6 @@ class Learner:
             return False
         self.builder.install(planned, counts)
         self.builder.metadata.set_avoided_ranges(planned.key, stays)
-        self.builder.note_refinable(planned)
         self._fruitless = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
@@ -346,13 +344,6 @@ class Learner:
         return bool(
             state["allocations"] - state["recording_began"] >= OPTIONS.joint_recording_factor * together
         )
-
-    def refine(self) -> bool:
-        """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
-        done = self.replanner.refine(lambda: self._interrupt() or self._client.state()["recording_due"])
-        if not done:
-            self.resume_if_changed()
-        return done
 
     def tolerates_fruitless_looks(self) -> bool:
         """Return true if fruitless looks have no effect on the caching of segments."""

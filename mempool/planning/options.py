@@ -57,8 +57,6 @@ class PlannerOptions:
         saved_share: share of the most allocations served by any plan below which a plan is not saved.
         pool_nodes: node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a
             job get the same plan.
-        hard_nodes: node budget where the first solve is not `good` and nothing else waits; few patterns need
-            this budget, a second each.
         good: arena size relative to the lower bound up to which a plan is good.
         close_enough: arena size relative to the lower bound at which a solve stops early.
         close_patterns: share of the longer pattern that a common beginning and end must have for two patterns
@@ -117,7 +115,6 @@ class PlannerOptions:
     min_allocations_to_judge: int = 64
     saved_share: float = 1 / 16
     pool_nodes: int = 20_000_000
-    hard_nodes: int = 1_000_000_000
     good: float = 1.01
     close_enough: float = 1.001
     close_patterns: float = 0.9

@@ -154,13 +154,6 @@ class PlannedPattern:
         less = peak_load(pattern.buffers) * OPTIONS.smaller_factor < self.plan.arena_bytes
         return less or pattern.coverage > self.pattern.coverage + OPTIONS.coverage_gain
 
-    def is_hard(self, *, wait_bytes: int) -> bool:
-        """Return true if the search ran out of nodes before the plan was good, and more may help.
-
-        Where streams share memory, the best arena exceeds the lower bound because waits have a price.
-        """
-        return _is_hard(self.plan, self.buffers, wait_bytes)
-
     def ranges(self) -> set[tuple[int, int]]:
         """Return the (begin, end) offsets of all planned buffers."""
         offset, size = self.plan.offset, self.buffers.size[:, None]
@@ -317,7 +310,6 @@ def make_plan(
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
-    patient: bool = True,
 ) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
@@ -331,7 +323,6 @@ def make_plan(
         seed: seed of the search.
         around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
     """
     from solvers import check, lower_bound
 
@@ -339,9 +330,9 @@ def make_plan(
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
+    options: dict[str, Any] = {"wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed}
     everything, bound = with_pinned(buffers, around), lower_bound(buffers)
-    plan = search.alone(buffers) if not around else search.briefly(everything)
+    plan = search(everything, **options)
     if plan.offset is None:
         return None
     check(plan, everything)
@@ -351,7 +342,7 @@ def make_plan(
     if (
         plan.arena_bytes > OPTIONS.smaller_factor * bound
     ):  # space below a pinned range is hard to use for many buffers
-        apart = search.briefly(buffers)
+        apart = search(buffers, **options)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
@@ -365,49 +356,20 @@ def make_plan(
     return planned
 
 
-@dataclass(frozen=True)
-class Search:
-    """The pool's own search and options.
+def search(buffers: Buffers, *, wait_bytes: int, interrupt: Callable[[], bool] | None, seed: int = 0) -> Plan:
+    """Search offsets for buffers within the pool's node budget.
 
-    Attributes:
+    Args:
+        buffers: buffers, some of which may have offsets.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
         interrupt: polled now and then; true stops the search.
         seed: seed of the search.
     """
+    from solvers import Stop
+    from solvers.packing.streams import solve_streams
 
-    wait_bytes: int
-    patient: bool
-    interrupt: Callable[[], bool] | None
-    seed: int = 0
-
-    def briefly(self, buffers: Buffers) -> Plan:
-        """Search with the small node budget, as among pinned ranges, where more nodes gain little."""
-        return self._searched(buffers, OPTIONS.pool_nodes, OPTIONS.close_enough)
-
-    def alone(self, buffers: Buffers) -> Plan:
-        """Search briefly, then longer if the search is patient and the problem hard."""
-        plan = self.briefly(buffers)
-        if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
-            longer = self._searched(buffers, OPTIONS.hard_nodes, OPTIONS.good)
-            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
-                return longer
-        return plan
-
-    def _searched(self, buffers: Buffers, nodes: int, close_enough: float) -> Plan:
-        from solvers import Stop
-        from solvers.packing.streams import solve_streams
-
-        stop = Stop(nodes=nodes, interrupt=self.interrupt)
-        how: dict[str, Any] = {"seed": self.seed}
-        return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
-
-
-def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
-    shared = wait_bytes < NEVER and len(distinct(buffers.stream)) > 1
-    return (
-        plan.stopped_by == "nodes" and plan.arena_bytes > OPTIONS.good * plan.lower_bound_bytes and not shared
-    )
+    stop, close_enough = Stop(nodes=OPTIONS.pool_nodes, interrupt=interrupt), OPTIONS.close_enough
+    return solve_streams(buffers, stop=stop, wait_bytes=wait_bytes, close_enough=close_enough, seed=seed)
 
 
 def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:

@@ -136,7 +136,6 @@ class Planner:
         wait_bytes: int = NEVER,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
-        patient: bool = True,
     ) -> None:
         """Create the planner without starting the thread.
 
@@ -148,7 +147,6 @@ class Planner:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             explain: returns log lines about new departures from the plan.
             framework: name of the framework that uses the memory, or empty.
-            patient: true if the program waits for plans.
         """
         self._core, self._client = core, client
         self._thread: threading.Thread | None = None
@@ -177,7 +175,6 @@ class Planner:
             wait_bytes=wait_bytes,
             framework=framework,
             interrupt=interrupt,
-            patient=patient,
         )
         self.learner = Learner(core, client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
 
@@ -338,12 +335,8 @@ class Planner:
         elif not work:
             self.learner.resume_if_changed()
         self.learner.drop_if_useless()
-        if (left := self.learner.replanner.may_refine()) and self.budget.is_left():
-            left = False
-            with self.budget.charged():
-                self.learner.refine()
         self._log_news()
-        return work or left
+        return work
 
     def _learn(self) -> None:
         """Try to make a plan, charged to the budget unless the program follows known plans.

@@ -9,8 +9,6 @@ from mempool.logs import log
 from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mempool import _core
     from mempool.planning.plan_builder import PlanBuilder
     from traces.iterations.pattern import Pattern
@@ -111,48 +109,6 @@ class Replanner:
             return None
         seen, self._ranges_in_use_before = self._ranges_in_use_before, None
         return now & (blockers | seen)
-
-    def may_refine(self) -> bool:
-        """Return true if the program has long followed a plan that was made in haste."""
-        builder, latest, state = self._builder, self._builder.registry.latest, self._client.state()
-        return (
-            latest is not None
-            and latest.key in builder.metadata.hard
-            and not builder.metadata.avoided_ranges(latest.key)
-            and not builder.joint.includes(latest)
-            and state["replaying"]
-            and not state["recording"]
-            and not builder.neighbors.avoided_ranges()
-        )
-
-    def refine(self, interrupt: Callable[[], bool]) -> bool:
-        """Search longer for a plan that was made in haste; return true if that gave a better one.
-
-        Done once for each plan, and only after the program has followed the plan for long: the search takes a
-        second of processor time, and several seconds of the clock while the program is busy. If the program
-        leaves the plan meanwhile, the search stops; it starts anew when the program has followed the plan for
-        longer than before.
-
-        Args:
-            interrupt: polled now and then; true stops the search.
-        """
-        builder, known = self._builder, self._builder.registry.latest
-        assert known is not None
-        hard, improvable = builder.metadata.hard, builder.metadata.improvable
-        hard.remove(known.key)
-        planned = builder.plan(known.pattern, patient=True, interrupt=interrupt)
-        if planned is None:
-            hard.add(known.key)
-            return False
-        if planned.plan.arena_bytes >= known.plan.arena_bytes:
-            return False
-        log.info("a longer search made a smaller arena")
-        self._client.note_decision("smaller", bytes=planned.plan.arena_bytes)
-        was = known.key in improvable
-        done = builder.install(planned, None, instead_of=known)
-        if not was:
-            improvable.discard(planned.key)
-        return done
 
     def may_improve(self) -> bool:
         """Return true if some plan may use more memory than needed, now or later."""

@@ -12,12 +12,13 @@ widened to the sizes of known plans.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mempool.planning.options import OPTIONS
-from mempool.planning.planned_pattern import PlannedPattern, Search, restrict_plan, with_pinned
+from mempool.planning.planned_pattern import PlannedPattern, restrict_plan, search, with_pinned
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
 from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
@@ -196,7 +197,6 @@ def make_joint_plans(
     *,
     alignment: int,
     wait_bytes: int,
-    patient: bool,
     around: Sequence[tuple[int, int]] = (),
     interrupt: Callable[[], bool] | None = None,
 ) -> list[PlannedPattern] | None:
@@ -207,7 +207,6 @@ def make_joint_plans(
         variants: variant of each plan.
         alignment: alignment of every offset, in bytes.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
         around: (begin, end) offsets of pinned ranges, which the plans must not use; disjoint.
         interrupt: polled now and then; true stops the search.
 
@@ -219,12 +218,8 @@ def make_joint_plans(
 
     variants = [_aligned(variant, alignment) for variant in variants]
     joint = VariantSet(variants)
-    # With lifetime gaps, a patient search would take too long.
-    search = Search(
-        wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
-    )
     everything = with_pinned(joint.buffers, around)
-    plan = _packed(joint, everything, search, around)
+    plan = _packed(joint, everything, partial(search, wait_bytes=wait_bytes, interrupt=interrupt), around)
     if plan is None or plan.offset is None:
         return None
     check(plan, everything)
@@ -242,14 +237,13 @@ def make_joint_plans(
 
 
 def _packed(
-    joint: VariantSet, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
+    joint: VariantSet, everything: Buffers, pack: Callable[[Buffers], Plan], around: Sequence[tuple[int, int]]
 ) -> Plan | None:
     """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
     from solvers import Plan, Status, lower_bound
 
     bound, best = lower_bound(everything), None
-    quick = dataclasses.replace(search, patient=False)
-    offset = pack_coupled(joint, quick.alone, around=around)
+    offset = pack_coupled(joint, pack, around=around)
     if offset is not None:
         offset = np.concatenate([offset, everything.offset[len(offset) :]])
         arena = int((offset + everything.size)[offset >= 0].max(initial=0))
@@ -259,7 +253,7 @@ def _packed(
             or len(everything) + len(everything.gap_buffer) > OPTIONS.joint_search_pieces
         ):
             return best
-    plan = search.briefly(everything) if around else search.alone(everything)
+    plan = pack(everything)
     if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
         return plan
     return best

@@ -34,7 +34,6 @@ DECISIONS = {
     "replaced": "plan {pattern} replaces the one for the same {count:,} allocations: {size}",
     "jointly": "planned {count:,} variants together",
     "around": "planned around {count:,} ranges that stay in the arena",
-    "smaller": "searched longer for an arena of {size}",
     "loaded": "plan {pattern}, from a file, to begin with: {count:,} allocations in {size}",
     "confirmed": "the program follows the loaded plans",
     "set_aside": "set the loaded plans aside: the program does not follow them",

@@ -398,7 +398,7 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
     life, size = np.array(lives).T * [[1], [1024]]
     stays = np.isin(np.arange(n), list(persistent))
     buffers = Buffers.of(np.arange(n), np.arange(n) + life, size, persistent=stays, period=n)
-    planned = make_plan(pattern_of(buffers), alignment=64, patient=False)
+    planned = make_plan(pattern_of(buffers), alignment=64)
     assert planned is not None
     alive = [
         sum(

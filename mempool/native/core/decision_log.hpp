@@ -18,7 +18,6 @@ enum class Decision : std::uint8_t {
   replaced,    // the same for a pattern with the sizes of a known one
   jointly,     // `count` variants were planned together
   around,      // planned around `count` ranges that stay in the arena
-  smaller,     // a longer search made a smaller arena, of `bytes`
   loaded,      // a pattern from a file was installed
   confirmed,   // the program follows a pattern from a file, which gets its arena
   set_aside,   // the program did not follow the patterns from the file
@@ -31,9 +30,9 @@ enum class Decision : std::uint8_t {
   refused,     // no arena of `bytes`: refusal `count`
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 20> kDecisionNames = {
+inline constexpr std::array<const char*, 19> kDecisionNames = {
     "recording", "paused",     "stopped",
-    "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
+    "period",    "planned",    "replaced", "jointly",   "around",  "loaded",  "confirmed", "set_aside",
     "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "outgrown"};
 
 class DecisionLog {
