@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.checkpointing import checkpointed
+from mempool.torch.estimate.checkpointing import Checkpointing
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
@@ -110,8 +110,10 @@ def _model(job: Job) -> nn.Module:
     model = fake_model(job.model, job.dtype)
     model.train(job.mode == "train")
     if job.checkpoint:
+        if (found := Checkpointing.of(model)) is None:
+            raise UsageError("nothing to checkpoint: the model has no repeated blocks")
         # On CUDA the state of random numbers is kept on the host.
-        checkpointed(model, preserve_rng_state=job.device == "cpu")
+        found.apply(model, preserve_rng_state=job.device == "cpu")
     return model
 
 
