@@ -392,7 +392,6 @@ class Client : private Live<Client> {
   void bypass_plan(Stream stream) noexcept;
   bool needs_request() const noexcept { return pool_->source().has_budget() && !arena_allowed_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
-  void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   bool take_signal() noexcept;
   std::size_t events_kept() noexcept;
@@ -478,7 +477,6 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // misses when this iteration began
   std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
-  ExponentialBackoff others_backoff_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
   Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
   std::uint64_t refusals_ = 0;        // times that refusal_ has changed
   std::uint64_t check_at_ = 64;       // ring event number
