@@ -563,9 +563,9 @@ class Client:
     def misses(self) -> int:
         """Return the number of requests so far that missed the plan."""
 
-    def misses_with_next(self, bytes: int) -> int:
+    def serves_next(self, bytes: int) -> bool:
         """
-        Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far as known.
+        Return whether this thread's next requests, of `bytes` together, will follow the plan, as far as known.
         """
 
     def reset_peaks(self) -> None: ...
@@ -731,6 +731,11 @@ def torch_room_function() -> int:
 def torch_misses_function() -> int:
     """
     Return the address of the function that counts a client's misses (see c_api.h).
+    """
+
+def torch_serves_function() -> int:
+    """
+    Return the address of the function that looks at a client's next requests (see c_api.h).
     """
 
 def torch_guest_hook() -> Hook:

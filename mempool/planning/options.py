@@ -30,9 +30,6 @@ class PlannerOptions:
         max_retry_seconds: largest number of these seconds: a failing planner costs nothing then.
         log_lines: most lines that ``explain`` logs at a time.
         log_seconds: least seconds between two times of logging by ``explain``.
-        looks_before_caching: number of looks without any result after which a device without pages keeps some
-            free segments; none are kept at first, since it is unknown which buffers will stay and hold the
-            segments.
         min_cache_bytes: least free memory kept beside an arena; an eighth of the arena if that is more.
         patient_iterations: marked iterations to wait for the frees of buffers that outlive their iteration.
         min_new_events: least number of new events before another look at iterations that are known.
@@ -76,8 +73,6 @@ class PlannerOptions:
         joint_collision_share: least share of allocations that collide for joint planning.
         joint_arena_factor: largest size of a joint arena relative to the largest separate arena, or to the
             peak load.
-        joint_recording_factor: a recording that spans this many times the allocations of all variants shows
-            which variant follows which, and how long buffers live in each case.
         guessed_load_factor: largest factor by which guessed lifetimes may increase the joint peak load;
             beyond it, guesses are dropped.
         max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
@@ -99,7 +94,6 @@ class PlannerOptions:
     max_retry_seconds: float = 60.0
     log_lines: int = 8
     log_seconds: float = 5.0
-    looks_before_caching: int = 6
     min_cache_bytes: int = 32 << 20
     patient_iterations: int = 5
     min_new_events: int = 16
@@ -128,7 +122,6 @@ class PlannerOptions:
     joint_collisions: int = 16
     joint_collision_share: float = 1 / 512
     joint_arena_factor: float = 1.25
-    joint_recording_factor: int = 8
     guessed_load_factor: float = 1.05
     max_joint_pieces: int = 1 << 18
     joint_search_pieces: int = 1 << 15

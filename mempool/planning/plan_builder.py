@@ -154,19 +154,17 @@ class PlanBuilder:
         around: Sequence[tuple[int, int]] = (),
         *,
         if_smaller: bool = False,
-        known: list[PlannedPattern] | None = None,
     ) -> bool:
         """Plan all known variants jointly, so that each may follow any other; return true on success.
 
         Args:
             around: ranges of offsets that the plans avoid, besides those avoided before.
             if_smaller: install only plans that need clearly less memory or leave less unplanned.
-            known: plans to use in place of the known ones, with the same sequences.
         """
         from mempool.planning.planned_pattern import are_clearly_better
         from mempool.planning.variants import make_joint_plans
 
-        known = self.joint.candidates(self.registry) if known is None else known
+        known = self.joint.candidates(self.registry)
         if len(known) < 2:
             return False
         around = sorted((set(around) & self.arena_ranges()).union(self.live_pinned_ranges()))
@@ -176,15 +174,14 @@ class PlanBuilder:
         if made is None:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
-        replaced = [next(k for k in self.registry if k.same_sequence(each.pattern)) for each in made]
-        if if_smaller and not are_clearly_better(made, replaced):
+        if if_smaller and not are_clearly_better(made, known):
             return False
         in_the_way = bool(around or self.neighbors.avoided_ranges())
         if not (self.fits_memory(largest) if in_the_way else self.joint.is_worth_it(made, known)):
             return False
         log.info("%d variants of iterations are planned together", len(made))
         self._client.note_decision("jointly", count=len(made))
-        for before, planned in zip(replaced, made, strict=True):
+        for before, planned in zip(known, made, strict=True):
             if self.install(planned, None, instead_of=before):
                 self.metadata.set_avoided_ranges(planned.key, around)
                 self.metadata.improvable.discard(planned.key)

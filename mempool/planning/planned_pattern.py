@@ -139,14 +139,6 @@ class PlannedPattern:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
-    def shown_as(self, pattern: Pattern) -> PlannedPattern:
-        """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
-        rows = dataclasses.replace(
-            pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
-        )
-        warm_up = pattern.warm_up or self.pattern.warm_up
-        return dataclasses.replace(self, pattern=dataclasses.replace(pattern, warm_up=warm_up), buffers=rows)
-
     def may_be_improved_by(self, pattern: Pattern) -> bool:
         """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
         from solvers import peak_load

@@ -17,7 +17,7 @@ from mempool.logs import log
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
 from mempool.planning.plan_builder import PlanBuilder
-from mempool.settings import EVERYTHING, NEVER
+from mempool.settings import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,16 +46,6 @@ def _stop_all() -> None:
     """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
     for planner in list(_running):
         planner.stop()
-
-
-def first_cache_bytes(device: _core.Device) -> int:
-    """Return the bytes of free memory to keep before the first plan.
-
-    A device with pages returns them one by one, even beside memory in use: when a plan takes effect, after
-    pages were idle for some time, and before the pool takes more than ever. Where returning memory is slow,
-    the pool waits until the arena is taken or memory is short.
-    """
-    return EVERYTHING if device.page or device.slow_return else 0
 
 
 def thread_cost_seconds() -> float:
@@ -176,7 +166,7 @@ class Planner:
             framework=framework,
             interrupt=interrupt,
         )
-        self.learner = Learner(core, client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
+        self.learner = Learner(client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
 
     @property
     def planned(self) -> PlannedPattern | None:
@@ -312,7 +302,7 @@ class Planner:
             conditions = self.learner.wake_conditions()
         news, looked = self._client.wait_for_work(
             seconds,
-            search_seconds=self.budget.left() if self.learner.tolerates_fruitless_looks() else 0.0,
+            search_seconds=self.budget.left(),
             **conditions,
         )
         self.budget.charge(looked)

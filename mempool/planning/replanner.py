@@ -112,26 +112,22 @@ class Replanner:
 
     def may_improve(self) -> bool:
         """Return true if some plan may use more memory than needed, now or later."""
-        return bool(self._builder.metadata.improvable or self._builder.joint)
+        return bool(self._builder.metadata.improvable)
 
     def recording_begins(self) -> None:
         """Note that recording begins; if plans can be improved, use the recording for that."""
         self.improves = self.may_improve() and self._client.state()["replaying"]
         self._ranges_in_use_before = self._builder.arena_ranges() if self.improves else None
 
-    def improve(self, patterns: list[Pattern], settled: list[Pattern], counts: list[int]) -> bool:
-        """Make plans again that use more memory than needed by now; return true if that gave better plans.
+    def improve(self, pattern: Pattern, counts: list[int]) -> bool:
+        """Plan a pattern again whose plan uses more memory than needed by now; return true if that helped.
 
         Causes are lifetimes that were longer for a while, pinned buffers, and buffers that piled up.
 
         Args:
-            patterns: recurring patterns, the most frequent first.
-            settled: patterns whose frees are all known.
+            pattern: the most frequent pattern of the recording.
             counts: number of allocations of each sequence so far.
         """
-        return self._improve(patterns[0], counts) or self._improve_joint(settled)
-
-    def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planning.planned_pattern import are_clearly_better
 
         self.improves = False
@@ -154,18 +150,3 @@ class Replanner:
         if not around and pattern.coverage >= OPTIONS.min_coverage:
             improvable -= {known.key, planned.key}
         return True
-
-    def _improve_joint(self, settled: list[Pattern]) -> bool:
-        """Improve the joint plans of the recorded variants; the others are dropped from the joint plan."""
-        builder, together = self._builder, self._builder.joint
-        recorded = {pattern.key: pattern for pattern in settled if pattern.reach}
-        known = [known for known in builder.registry if together.includes(known) and known.key in recorded]
-        if len(known) < 2:
-            return False
-        instead = [each.shown_as(recorded[each.key]) for each in known]
-        with together.fresh_observations(recorded.values()) as confirm:
-            if builder.plan_jointly(if_smaller=True, known=instead):
-                log.info("planned for less than before")
-                confirm()
-                return True
-        return False

@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 class VariantLifetimes:
     """Longest observed lifetime of each variant's buffers, by the variant that follows."""
 
-    def __init__(self, before: VariantLifetimes | None = None) -> None:
-        """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
-        #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
-        self._followed: set[tuple[bytes, bytes]] = (
-            set() if before is None else before._followed | before._reach.keys()
-        )
+    def __init__(self) -> None:
+        """Start without observations."""
         self._ends: dict[bytes, NDArray[np.int64]] = {}
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
@@ -54,7 +50,6 @@ class VariantLifetimes:
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
         self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
         self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
-        self._followed = {pair for pair in self._followed if keys.issuperset(pair)}
         for pattern in patterns:
             key, rows = pattern.key, pattern.buffers
             self._ends[key] = _larger(self._ends.get(key), rows.end)
@@ -65,7 +60,6 @@ class VariantLifetimes:
     def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         names = dict.fromkeys(former, key)
-        self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
         reaches, self._reach = self._reach, {}
         for (who, follower), reach in reaches.items():
             pair = names.get(who, who), names.get(follower, follower)
@@ -109,7 +103,7 @@ class VariantLifetimes:
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
         followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
         increase the peak load clearly (as with variants that alternate and never follow themselves),
-        unobserved pairs count as impossible, except pairs that an earlier recording has shown.
+        unobserved pairs count as impossible.
         """
         if pieces(known) > OPTIONS.max_joint_pieces:
             return None
@@ -132,7 +126,7 @@ class VariantLifetimes:
             observed[other]
             if other in observed
             else _guessed(observed, lengths, length)
-            if guesses or (key, other) in self._followed
+            if guesses
             else never
             for other, length in lengths.items()
         ]

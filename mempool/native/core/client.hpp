@@ -260,8 +260,8 @@ class Client : private Live<Client> {
   ClientStats stats();
   // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
   std::uint64_t misses() const noexcept;
-  // Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far as known.
-  std::uint64_t misses_with_next(std::uint64_t bytes) noexcept;
+  // Return true if this thread's next requests, of `bytes` together, will follow the plan, as far as known.
+  bool serves_next(std::uint64_t bytes) noexcept;
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
   std::size_t take_live_peak() noexcept;
@@ -392,7 +392,6 @@ class Client : private Live<Client> {
   void bypass_plan(Stream stream) noexcept;
   bool needs_request() const noexcept { return pool_->source().has_budget() && !arena_allowed_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
-  void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   bool take_signal() noexcept;
   std::size_t events_kept() noexcept;
@@ -478,7 +477,6 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // misses when this iteration began
   std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
-  ExponentialBackoff others_backoff_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
   Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
   std::uint64_t refusals_ = 0;        // times that refusal_ has changed
   std::uint64_t check_at_ = 64;       // ring event number

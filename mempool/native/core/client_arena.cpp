@@ -22,7 +22,6 @@ constexpr unsigned kBypassPatience = 256;  // allocations to wait for the live r
 // the pool continues with the present arena and tries again some iterations later.
 void Client::have_arena() noexcept {
   if (pool_->forked() || !pool_->source().device().bound()) return;
-  if (pool_->clients().size() > 1) have_arena_for_others();
   if (known_.empty() || matches_awaited_ != 0) return;
   for (Pattern* pattern : known_) {
     if (!pattern->dormant || !in_use(pattern)) continue;
@@ -193,24 +192,6 @@ void Client::set_arena_allowed(bool takes) noexcept {
 void Client::take_offered_arena() noexcept {
   const Guarded guard(pool_->lock);
   have_arena();
-}
-
-// Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without
-// live ranges. The boundaries of a refused client may never be such a moment, for example if each iteration
-// of that client uses buffers that this client made before, so that any client whose boundary is one
-// allocates the arena for the refused clients.
-void Client::have_arena_for_others() noexcept {
-  if (!others_backoff_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;
-  bool had = false, refused = false;
-  for (const Client* other : pool_->clients()) {
-    if (other == this || other->refusal_ == Refusal::none) continue;
-    for (const Pattern* one = other->largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
-         one = other->largest(one->arena_bytes - 1)) {
-      (pool_->take_arena(one->arena_bytes) == Refusal::none ? had : refused) = true;
-    }
-  }
-  if (had) others_backoff_.start_over();
-  if (refused) others_backoff_.done(iterations_);
 }
 
 // Return the pattern that needs the largest arena of at most `most` bytes, dormant patterns excepted; null:

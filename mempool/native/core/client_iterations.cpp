@@ -33,18 +33,17 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-std::uint64_t Client::misses_with_next(std::uint64_t bytes) noexcept {
+bool Client::serves_next(std::uint64_t bytes) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
-  const bool follows = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
-  bool hits = follows;
+  bool hits = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
   for (std::uint32_t ahead = 0; hits; ++ahead) {
     const Follower::Next next = cache.sequence->follower.next_due(ahead);
     if (ahead != 0 && (next.slot == nullptr || next.size > bytes)) break;
     hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
     bytes -= std::min(bytes, next.size);
   }
-  return misses() + (hits ? 0 : 1);
+  return hits;
 }
 
 // Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates

@@ -16,12 +16,16 @@ struct Bypass {
   Place place;  // written while it is not open
   std::mutex mutex;  // of all below
   std::int64_t (*room)(void*) = nullptr;
+  int (*serves)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t reserve = 0;
   std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
   WeakStorages<Used> used;
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
+
+  // Return whether the pool has neither room for `need` bytes nor a place in its plan.
+  bool lacks(std::int64_t need) const { return room(client) - need < reserve && serves(client, need) == 0; }
 
   // Note a use by the current operation, and return whether the storage is known. A view of an unwritten storage leaves it unwritten.
   bool use(const c10::Storage& storage, bool views) {
@@ -61,7 +65,7 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
     if (inert || (signature != 0 && views)) {
       need = 0;
     } else if (const auto known = all.needs.find(signature); signature != 0 && unknown.empty() && known != all.needs.end()) {
-      if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
+      if (known->second == 0 || !all.lacks(known->second)) need = known->second;
     }
     if (need) ++all.passed;
   }
@@ -111,12 +115,14 @@ std::vector<at::Tensor> taken() {
 
 // Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
 // bypass is open.
-MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), void* client, std::int64_t reserve) {
+MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), int (*serves)(void*, std::int64_t),
+                                        void* client, std::int64_t reserve) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
   if (all.open.load()) return 0;
   all.place.set(mode, cuda != 0);
   all.room = room;
+  all.serves = serves;
   all.client = client;
   all.reserve = reserve;
   all.open.store(true, std::memory_order_release);

@@ -341,7 +341,8 @@ class OffloadMode(TorchDispatchMode):
 
     def _end_seen_iteration(self, peak_bytes: int) -> None:
         """End an iteration whose operations were seen, or followed; `peak_bytes`: most bytes held."""
-        self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
+        if self.headroom is None or not self.headroom.is_followed:  # else what was made is not registered yet
+            self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
         partial, self.operations.is_partial = self.operations.is_partial, False
         is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
         followed = self.iterations.pattern if is_followed else None
