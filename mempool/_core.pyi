@@ -186,6 +186,11 @@ class Pattern:
         Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.
         """
 
+    def leads_through(self, sequence: int, sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Return true if a marked iteration of the sequence, with sizes int64[n] in bytes, follows the pattern without a miss.
+        """
+
     @property
     def arena_bytes(self) -> int: ...
 
@@ -373,6 +378,8 @@ class Mark(enum.Enum):
 
 MOST_PATTERNS: int = 16
 
+ARENA_TRANSITIONS: list = ...
+
 class RecordingSchedule:
     """State machine of a client's recording."""
 
@@ -556,9 +563,9 @@ class Client:
     def misses(self) -> int:
         """Return the number of requests so far that missed the plan."""
 
-    def misses_with_next(self, bytes: int) -> int:
+    def serves_next(self, bytes: int) -> bool:
         """
-        Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far as known.
+        Return whether this thread's next requests, of `bytes` together, will follow the plan, as far as known.
         """
 
     def reset_peaks(self) -> None: ...
@@ -724,6 +731,11 @@ def torch_room_function() -> int:
 def torch_misses_function() -> int:
     """
     Return the address of the function that counts a client's misses (see c_api.h).
+    """
+
+def torch_serves_function() -> int:
+    """
+    Return the address of the function that looks at a client's next requests (see c_api.h).
     """
 
 def torch_guest_hook() -> Hook:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from mempool import _core, sharing
 from mempool.errors import OutOfMemoryError, UsageError
 from mempool.per_rank_files import file_to_read, own_file, rank
-from mempool.planning.planner_thread import Planner, first_cache_bytes
+from mempool.planning.planner_thread import Planner
 from mempool.reporting.steps import StepCounter
-from mempool.settings import NEVER, TESTED, Settings, check_swapping, made_with, settings
+from mempool.settings import EVERYTHING, NEVER, TESTED, Settings, check_swapping, made_with, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +102,9 @@ class Pool:
             self.device, self.core = share.device, share.core
             self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
-        self.client.set_retained_limit(first_cache_bytes(self.device))
+        # Without a plan, free memory is kept. Pages go back one by one, after they were idle for some time;
+        # where returning memory is slow, it goes back when the arena is taken or memory is short.
+        self.client.set_retained_limit(EVERYTHING)
         self.step_counter = StepCounter(self.client)
         self._fault_collector = self._check() if self.settings.check else None
         self._server = self.client if self._fault_collector is None else self._fault_collector.core
@@ -121,7 +123,6 @@ class Pool:
             wait_bytes=price,
             explain=self._new_divergences() if self.settings.explain else None,
             framework=self.framework,
-            patient=not self.settings.background,
         )
         try:
             self._begin()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from mempool.planning.backoff import ExponentialBackoff
 from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
@@ -50,20 +49,6 @@ class JointPlanning:
         )
 
         return VariantLifetimes()
-
-    @contextlib.contextmanager
-    def fresh_observations(self, patterns: Iterable[Pattern]) -> Iterator[Callable[[], None]]:
-        """Use only the lifetimes of `patterns` inside; keep them if the yielded function is called."""
-        from mempool.planning.variants import VariantLifetimes
-
-        before, kept = self._lifetimes, []
-        self.__dict__["_lifetimes"] = VariantLifetimes(before)
-        self._lifetimes.note(list(patterns), ())
-        try:
-            yield lambda: kept.append(True)
-        finally:
-            if not kept:
-                self.__dict__["_lifetimes"] = before
 
     def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
@@ -178,7 +163,7 @@ def plan_jointly(
         joined,
         0,
         lambda known, variants: make_joint_plans(
-            known, variants, alignment=alignment, wait_bytes=wait_bytes, patient=True, interrupt=interrupt
+            known, variants, alignment=alignment, wait_bytes=wait_bytes, interrupt=interrupt
         ),
     )
     if new is None or not together.is_worth_it(new, joined):

@@ -39,7 +39,6 @@ class Learner:
 
     def __init__(
         self,
-        core: _core.Pool,
         client: _core.Client,
         device: _core.Device,
         builder: PlanBuilder,
@@ -50,20 +49,18 @@ class Learner:
         """Start without plans and without a recording.
 
         Args:
-            core: the pool.
             client: client whose recording is analysed.
             device: device whose memory is planned.
             builder: builder of plans.
             small_bytes: requests up to this size are not planned.
             interrupt: polled now and then; true stops the work.
         """
-        self._core, self._client = core, client
+        self._client = client
         self._device, self._small_bytes = device, small_bytes
         self._interrupt = interrupt
         self.builder, self.registry = builder, builder.registry
         self.replanner = Replanner(client, builder)
         self.withdrawn = ""
-        self._fruitless = 0
         self._dropped = 0
         self._misses_seen = -1
         self._iteration_over_at = NEVER  # iteration by which the one with the latest misses has ended
@@ -109,12 +106,11 @@ class Learner:
         self.registry.refresh()
         self.registry.warn_if_foreign()
         self.drop_if_useless()
-        done = (
+        return (
             self.replanner.replan_for_shared_arena()
             or self.replanner.replan_around_pinned()
             or (self.may_learn() and self.learn())
         )
-        return done or (self.replanner.may_refine() and self.refine())
 
     def may_learn(self) -> bool:
         """Return true if the recording may hold anything new; end recording once the program has settled."""
@@ -147,10 +143,8 @@ class Learner:
         self._iteration_over_at = state["iterations"] + 1 if grew else NEVER
         self._drop_unmarked_plans(state)
         patterns, counts = self._patterns()
-        if not patterns:
-            self._note_fruitless_look()
-        if self.replanner.improves and patterns and self._shows_all_followers(patterns[0], state):
-            if self.replanner.improve(patterns, self._settled_patterns(patterns), counts):
+        if self.replanner.improves and patterns and not self._is_young(patterns[0]):
+            if self.replanner.improve(patterns[0], counts):
                 return True
             if self._miss_rate() == 0:
                 self._settle()
@@ -322,8 +316,6 @@ class Learner:
             return False
         self.builder.install(planned, counts)
         self.builder.metadata.set_avoided_ranges(planned.key, stays)
-        self.builder.note_refinable(planned)
-        self._fruitless = 0
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
@@ -337,33 +329,6 @@ class Learner:
         if builder.neighbors.shares_memory() and not together:
             return False  # the buffers in the way may belong to other clients
         return together.is_due(list(self.registry), self._settled_patterns(patterns), state["iterations"])
-
-    def _shows_all_followers(self, pattern: Pattern, state: dict[str, Any]) -> bool:
-        """Return true if the recording shows all lifetimes, for joint plans with every follower."""
-        if self._is_young(pattern):
-            return False
-        together = sum(len(known.buffers) for known in self.registry if self.builder.joint.includes(known))
-        return bool(
-            state["allocations"] - state["recording_began"] >= OPTIONS.joint_recording_factor * together
-        )
-
-    def refine(self) -> bool:
-        """Refine the latest plan by a longer search, unless the program leaves the plan meanwhile."""
-        done = self.replanner.refine(lambda: self._interrupt() or self._client.state()["recording_due"])
-        if not done:
-            self.resume_if_changed()
-        return done
-
-    def tolerates_fruitless_looks(self) -> bool:
-        """Return true if fruitless looks have no effect on the caching of segments."""
-        return self._device.page > 0 or self._device.slow_return
-
-    def _note_fruitless_look(self) -> None:
-        self._fruitless += 1
-        for_nothing = self.registry.latest is None and not self.tolerates_fruitless_looks()
-        if self._fruitless == OPTIONS.looks_before_caching and for_nothing:
-            kept = max(OPTIONS.min_cache_bytes, self._core.stats()["reserved"]["peak"] // 8)
-            self._client.set_retained_limit(kept)
 
     def wake_conditions(self) -> dict[str, int]:
         """Return the arguments of `Client.wait_for_work` that wake learner and replanner for work."""

@@ -30,9 +30,6 @@ class PlannerOptions:
         max_retry_seconds: largest number of these seconds: a failing planner costs nothing then.
         log_lines: most lines that ``explain`` logs at a time.
         log_seconds: least seconds between two times of logging by ``explain``.
-        looks_before_caching: number of looks without any result after which a device without pages keeps some
-            free segments; none are kept at first, since it is unknown which buffers will stay and hold the
-            segments.
         min_cache_bytes: least free memory kept beside an arena; an eighth of the arena if that is more.
         patient_iterations: marked iterations to wait for the frees of buffers that outlive their iteration.
         min_new_events: least number of new events before another look at iterations that are known.
@@ -40,8 +37,6 @@ class PlannerOptions:
             plan.
         astray_rate: largest miss rate at which a step still counts as part of a planned epoch; beyond it, the
             resemblance is chance.
-        max_left_out: allocations that an iteration may leave out and still follow an upper-bound pattern: the
-            core looks no further ahead.
         max_enlarge_pause: longest pause, in iterations, before an outgrown upper-bound pattern is enlarged
             again.
         max_unmarked: where marks are required, number of allocations without a mark after which none is
@@ -59,8 +54,6 @@ class PlannerOptions:
         saved_share: share of the most allocations served by any plan below which a plan is not saved.
         pool_nodes: node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a
             job get the same plan.
-        hard_nodes: node budget where the first solve is not `good` and nothing else waits; few patterns need
-            this budget, a second each.
         good: arena size relative to the lower bound up to which a plan is good.
         close_enough: arena size relative to the lower bound at which a solve stops early.
         close_patterns: share of the longer pattern that a common beginning and end must have for two patterns
@@ -80,8 +73,6 @@ class PlannerOptions:
         joint_collision_share: least share of allocations that collide for joint planning.
         joint_arena_factor: largest size of a joint arena relative to the largest separate arena, or to the
             peak load.
-        joint_recording_factor: a recording that spans this many times the allocations of all variants shows
-            which variant follows which, and how long buffers live in each case.
         guessed_load_factor: largest factor by which guessed lifetimes may increase the joint peak load;
             beyond it, guesses are dropped.
         max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
@@ -103,13 +94,11 @@ class PlannerOptions:
     max_retry_seconds: float = 60.0
     log_lines: int = 8
     log_seconds: float = 5.0
-    looks_before_caching: int = 6
     min_cache_bytes: int = 32 << 20
     patient_iterations: int = 5
     min_new_events: int = 16
     rare_variant: float = 1 / 8
     astray_rate: float = 1 / 64
-    max_left_out: int = 256
     max_enlarge_pause: int = 32
     max_unmarked: int = 1 << 16
     unmarked_events: int = 256
@@ -120,7 +109,6 @@ class PlannerOptions:
     min_allocations_to_judge: int = 64
     saved_share: float = 1 / 16
     pool_nodes: int = 20_000_000
-    hard_nodes: int = 1_000_000_000
     good: float = 1.01
     close_enough: float = 1.001
     close_patterns: float = 0.9
@@ -134,7 +122,6 @@ class PlannerOptions:
     joint_collisions: int = 16
     joint_collision_share: float = 1 / 512
     joint_arena_factor: float = 1.25
-    joint_recording_factor: int = 8
     guessed_load_factor: float = 1.05
     max_joint_pieces: int = 1 << 18
     joint_search_pieces: int = 1 << 15

@@ -42,7 +42,6 @@ class PlanBuilder:
         wait_bytes: int,
         framework: str,
         interrupt: Callable[[], bool],
-        patient: bool,
     ) -> None:
         """Start without plans.
 
@@ -53,11 +52,9 @@ class PlanBuilder:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             framework: name of the framework that uses the memory, or empty.
             interrupt: polled now and then; true stops the work.
-            patient: true if the program waits for plans, which then have to be good at once.
         """
         self._core, self._client, self._device = core, client, device
-        self._wait_bytes, self._patient = wait_bytes, patient
-        self._interrupt = interrupt
+        self._wait_bytes, self._interrupt = wait_bytes, interrupt
         self.registry = PlanRegistry(client, framework=framework)
         self.metadata, self.joint = PlanMetadata(), JointPlanning()
         self.neighbors = ArenaNeighbors(client)
@@ -97,49 +94,30 @@ class PlanBuilder:
         around = (self.metadata.avoided_ranges(known.key) for known in self.registry)
         return sorted(set[tuple[int, int]]().union(*around) & self.arena_ranges())
 
-    def plan(
-        self,
-        pattern: Pattern,
-        around: Sequence[tuple[int, int]] = (),
-        *,
-        patient: bool | None = None,
-        interrupt: Callable[[], bool] | None = None,
-    ) -> PlannedPattern | None:
+    def plan(self, pattern: Pattern, around: Sequence[tuple[int, int]] = ()) -> PlannedPattern | None:
         """Plan a pattern without installing the plan; return None if interrupted.
 
         Args:
             pattern: pattern of one iteration.
             around: (begin, end) offsets of ranges that the plan avoids, besides those of other clients.
-            patient: true to search long for a hard pattern; None: as set for this builder.
-            interrupt: polled instead of the builder's own; true stops the search.
         """
         from mempool.planning.planned_pattern import make_plan
 
-        options = {} if patient is None else {"patient": patient}
         planned: PlannedPattern | None = self._made(
-            make_plan, self.registry.with_warm_up(pattern), around=around, interrupt=interrupt, **options
+            make_plan, self.registry.with_warm_up(pattern), around=around
         )
         return planned
 
-    def _made(
-        self,
-        make: Callable[..., Any],
-        *arguments: object,
-        around: Sequence[tuple[int, int]] = (),
-        interrupt: Callable[[], bool] | None = None,
-        **options: object,
-    ) -> Any:
+    def _made(self, make: Callable[..., Any], *arguments: object, around: Sequence[tuple[int, int]]) -> Any:
         """Return the result of a planning function; None if interrupted."""
-        interrupt = interrupt or self._interrupt
         made = make(
             *arguments,
             alignment=self._device.alignment,
             around=merge_ranges([*around, *self.neighbors.avoided_ranges()]),
             wait_bytes=self._wait_bytes,
-            interrupt=interrupt,
-            **{"patient": self._patient, **options},
+            interrupt=self._interrupt,
         )
-        return None if interrupt() else made
+        return None if self._interrupt() else made
 
     def install(
         self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None = None
@@ -171,29 +149,22 @@ class PlanBuilder:
         self._retain_free_segments(planned)
         return True
 
-    def note_refinable(self, planned: PlannedPattern) -> None:
-        """Note whether a plan made in haste deserves a longer search later."""
-        if not self._patient and planned.is_hard(wait_bytes=self._wait_bytes):
-            self.metadata.hard.add(planned.key)
-
     def plan_jointly(
         self,
         around: Sequence[tuple[int, int]] = (),
         *,
         if_smaller: bool = False,
-        known: list[PlannedPattern] | None = None,
     ) -> bool:
         """Plan all known variants jointly, so that each may follow any other; return true on success.
 
         Args:
             around: ranges of offsets that the plans avoid, besides those avoided before.
             if_smaller: install only plans that need clearly less memory or leave less unplanned.
-            known: plans to use in place of the known ones, with the same sequences.
         """
         from mempool.planning.planned_pattern import are_clearly_better
         from mempool.planning.variants import make_joint_plans
 
-        known = self.joint.candidates(self.registry) if known is None else known
+        known = self.joint.candidates(self.registry)
         if len(known) < 2:
             return False
         around = sorted((set(around) & self.arena_ranges()).union(self.live_pinned_ranges()))
@@ -203,15 +174,14 @@ class PlanBuilder:
         if made is None:
             return False
         largest = max(made, key=lambda planned: planned.plan.arena_bytes)
-        replaced = [next(k for k in self.registry if k.same_sequence(each.pattern)) for each in made]
-        if if_smaller and not are_clearly_better(made, replaced):
+        if if_smaller and not are_clearly_better(made, known):
             return False
         in_the_way = bool(around or self.neighbors.avoided_ranges())
         if not (self.fits_memory(largest) if in_the_way else self.joint.is_worth_it(made, known)):
             return False
         log.info("%d variants of iterations are planned together", len(made))
         self._client.note_decision("jointly", count=len(made))
-        for before, planned in zip(replaced, made, strict=True):
+        for before, planned in zip(known, made, strict=True):
             if self.install(planned, None, instead_of=before):
                 self.metadata.set_avoided_ranges(planned.key, around)
                 self.metadata.improvable.discard(planned.key)

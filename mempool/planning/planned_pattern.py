@@ -74,36 +74,14 @@ class PlannedPattern:
         return bool(((least <= smallest) & (largest <= most)).all())
 
     def serves_shortened(self, pattern: Pattern) -> bool:
-        """Return true if the core follows this plan through a shorter pattern without a miss.
-
-        The shorter pattern may leave out the end of a sequence, and allocations before one whose size is
-        unique among the next ones (`Follower::skip_to`).
-        """
+        """Return true if the core follows this plan through a shorter pattern without a miss."""
         if len(pattern.buffers) >= len(self.buffers):
             return False
-        return all(self._leads_through(pattern, turn) for turn in distinct(pattern.sequence).tolist())
-
-    def _leads_through(self, pattern: Pattern, sequence: int) -> bool:
-        least, most = (sizes[self.pattern.sequence == sequence] for sizes in self.pattern.sizes)
-        size = pattern.buffers.size[pattern.sequence == sequence]
-
-        def fits(at: int, since: int) -> NDArray[np.bool_]:
-            """Compare the other's sizes from `since` on with the sizes from `at` on."""
-            count = min(len(least) - at, len(size) - since)
-            here, there = slice(at, at + count), slice(since, since + count)
-            fit: NDArray[np.bool_] = (least[here] <= size[there]) & (size[there] <= most[here])
-            return fit
-
-        begin = fits(0, 0)
-        same = len(begin) if begin.all() else int(begin.argmin())
-        if same == len(size):
-            return True
-        soon = slice(same + 1, same + OPTIONS.max_left_out)
-        ahead = np.flatnonzero((least[soon] == size[same]) & (most[soon] == size[same]))
-        if len(ahead) != 1:
-            return False
-        rest = fits(same + 1 + int(ahead[0]), same)
-        return bool(rest.all()) and len(rest) == len(size) - same
+        native, sequence, size = self.native(), pattern.sequence, pattern.buffers.size
+        return all(
+            native.leads_through(turn, np.ascontiguousarray(size[sequence == turn]))
+            for turn in distinct(sequence).tolist()
+        )
 
     def rotates_to(self, pattern: Pattern) -> bool:
         """Return true if the other pattern is a rotation of this one."""
@@ -161,27 +139,12 @@ class PlannedPattern:
             warm_up=pattern.warm_up or self.pattern.warm_up,
         )
 
-    def shown_as(self, pattern: Pattern) -> PlannedPattern:
-        """Return this plan with the lifetimes of `pattern`, of the same sequence, for a later plan."""
-        rows = dataclasses.replace(
-            pattern.buffers, alignment=self.buffers.alignment, offset=self.buffers.offset
-        )
-        warm_up = pattern.warm_up or self.pattern.warm_up
-        return dataclasses.replace(self, pattern=dataclasses.replace(pattern, warm_up=warm_up), buffers=rows)
-
     def may_be_improved_by(self, pattern: Pattern) -> bool:
         """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
         from solvers import peak_load
 
         less = peak_load(pattern.buffers) * OPTIONS.smaller_factor < self.plan.arena_bytes
         return less or pattern.coverage > self.pattern.coverage + OPTIONS.coverage_gain
-
-    def is_hard(self, *, wait_bytes: int) -> bool:
-        """Return true if the search ran out of nodes before the plan was good, and more may help.
-
-        Where streams share memory, the best arena exceeds the lower bound because waits have a price.
-        """
-        return _is_hard(self.plan, self.buffers, wait_bytes)
 
     def ranges(self) -> set[tuple[int, int]]:
         """Return the (begin, end) offsets of all planned buffers."""
@@ -339,7 +302,6 @@ def make_plan(
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
-    patient: bool = True,
 ) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
@@ -353,7 +315,6 @@ def make_plan(
         seed: seed of the search.
         around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
     """
     from solvers import check, lower_bound
 
@@ -361,9 +322,9 @@ def make_plan(
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    search = Search(wait_bytes=wait_bytes, patient=patient, interrupt=interrupt, seed=seed)
+    options: dict[str, Any] = {"wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed}
     everything, bound = with_pinned(buffers, around), lower_bound(buffers)
-    plan = search.alone(buffers) if not around else search.briefly(everything)
+    plan = search(everything, **options)
     if plan.offset is None:
         return None
     check(plan, everything)
@@ -373,7 +334,7 @@ def make_plan(
     if (
         plan.arena_bytes > OPTIONS.smaller_factor * bound
     ):  # space below a pinned range is hard to use for many buffers
-        apart = search.briefly(buffers)
+        apart = search(buffers, **options)
         if apart.offset is None:
             return None
         base = _first_gap(apart.arena_bytes, around, alignment)
@@ -387,49 +348,20 @@ def make_plan(
     return planned
 
 
-@dataclass(frozen=True)
-class Search:
-    """The pool's own search and options.
+def search(buffers: Buffers, *, wait_bytes: int, interrupt: Callable[[], bool] | None, seed: int = 0) -> Plan:
+    """Search offsets for buffers within the pool's node budget.
 
-    Attributes:
+    Args:
+        buffers: buffers, some of which may have offsets.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
         interrupt: polled now and then; true stops the search.
         seed: seed of the search.
     """
+    from solvers import Stop
+    from solvers.packing.streams import solve_streams
 
-    wait_bytes: int
-    patient: bool
-    interrupt: Callable[[], bool] | None
-    seed: int = 0
-
-    def briefly(self, buffers: Buffers) -> Plan:
-        """Search with the small node budget, as among pinned ranges, where more nodes gain little."""
-        return self._searched(buffers, OPTIONS.pool_nodes, OPTIONS.close_enough)
-
-    def alone(self, buffers: Buffers) -> Plan:
-        """Search briefly, then longer if the search is patient and the problem hard."""
-        plan = self.briefly(buffers)
-        if self.patient and plan.offset is not None and _is_hard(plan, buffers, self.wait_bytes):
-            longer = self._searched(buffers, OPTIONS.hard_nodes, OPTIONS.good)
-            if longer.offset is not None and longer.arena_bytes < plan.arena_bytes:
-                return longer
-        return plan
-
-    def _searched(self, buffers: Buffers, nodes: int, close_enough: float) -> Plan:
-        from solvers import Stop
-        from solvers.packing.streams import solve_streams
-
-        stop = Stop(nodes=nodes, interrupt=self.interrupt)
-        how: dict[str, Any] = {"seed": self.seed}
-        return solve_streams(buffers, stop=stop, wait_bytes=self.wait_bytes, close_enough=close_enough, **how)
-
-
-def _is_hard(plan: Plan, buffers: Buffers, wait_bytes: int) -> bool:
-    shared = wait_bytes < NEVER and len(distinct(buffers.stream)) > 1
-    return (
-        plan.stopped_by == "nodes" and plan.arena_bytes > OPTIONS.good * plan.lower_bound_bytes and not shared
-    )
+    stop, close_enough = Stop(nodes=OPTIONS.pool_nodes, interrupt=interrupt), OPTIONS.close_enough
+    return solve_streams(buffers, stop=stop, wait_bytes=wait_bytes, close_enough=close_enough, seed=seed)
 
 
 def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:

@@ -17,7 +17,7 @@ from mempool.logs import log
 from mempool.planning.learner import Learner
 from mempool.planning.options import OPTIONS
 from mempool.planning.plan_builder import PlanBuilder
-from mempool.settings import EVERYTHING, NEVER
+from mempool.settings import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,16 +46,6 @@ def _stop_all() -> None:
     """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
     for planner in list(_running):
         planner.stop()
-
-
-def first_cache_bytes(device: _core.Device) -> int:
-    """Return the bytes of free memory to keep before the first plan.
-
-    A device with pages returns them one by one, even beside memory in use: when a plan takes effect, after
-    pages were idle for some time, and before the pool takes more than ever. Where returning memory is slow,
-    the pool waits until the arena is taken or memory is short.
-    """
-    return EVERYTHING if device.page or device.slow_return else 0
 
 
 def thread_cost_seconds() -> float:
@@ -136,7 +126,6 @@ class Planner:
         wait_bytes: int = NEVER,
         explain: Callable[[], list[str]] | None = None,
         framework: str = "",
-        patient: bool = True,
     ) -> None:
         """Create the planner without starting the thread.
 
@@ -148,7 +137,6 @@ class Planner:
             wait_bytes: bytes that a plan must save for each wait of one stream for another.
             explain: returns log lines about new departures from the plan.
             framework: name of the framework that uses the memory, or empty.
-            patient: true if the program waits for plans.
         """
         self._core, self._client = core, client
         self._thread: threading.Thread | None = None
@@ -177,9 +165,8 @@ class Planner:
             wait_bytes=wait_bytes,
             framework=framework,
             interrupt=interrupt,
-            patient=patient,
         )
-        self.learner = Learner(core, client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
+        self.learner = Learner(client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
 
     @property
     def planned(self) -> PlannedPattern | None:
@@ -315,7 +302,7 @@ class Planner:
             conditions = self.learner.wake_conditions()
         news, looked = self._client.wait_for_work(
             seconds,
-            search_seconds=self.budget.left() if self.learner.tolerates_fruitless_looks() else 0.0,
+            search_seconds=self.budget.left(),
             **conditions,
         )
         self.budget.charge(looked)
@@ -338,12 +325,8 @@ class Planner:
         elif not work:
             self.learner.resume_if_changed()
         self.learner.drop_if_useless()
-        if (left := self.learner.replanner.may_refine()) and self.budget.is_left():
-            left = False
-            with self.budget.charged():
-                self.learner.refine()
         self._log_news()
-        return work or left
+        return work
 
     def _learn(self) -> None:
         """Try to make a plan, charged to the budget unless the program follows known plans.

@@ -234,13 +234,11 @@ class PlanMetadata:
 
     Attributes:
         improvable: keys of plans that may use more memory than needed.
-        hard: keys of plans that a longer search may improve.
         replan_backoff: backoff of planning around pinned ranges.
     """
 
     def __init__(self) -> None:
         self.improvable: set[bytes] = set()
-        self.hard: set[bytes] = set()
         self.replan_backoff = ExponentialBackoff()
         self._avoided: dict[bytes, Ranges] = {}
         self._extension_backoff: dict[bytes, ExponentialBackoff] = {}
@@ -264,7 +262,6 @@ class PlanMetadata:
     def keep(self, keys: set[bytes]) -> None:
         """Drop the metadata of all plans except `keys`."""
         self.improvable &= keys
-        self.hard &= keys
         self._avoided = {key: ranges for key, ranges in self._avoided.items() if key in keys}
         self._extension_backoff = {
             key: longer for key, longer in self._extension_backoff.items() if key in keys

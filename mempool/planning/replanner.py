@@ -9,8 +9,6 @@ from mempool.logs import log
 from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mempool import _core
     from mempool.planning.plan_builder import PlanBuilder
     from traces.iterations.pattern import Pattern
@@ -112,70 +110,24 @@ class Replanner:
         seen, self._ranges_in_use_before = self._ranges_in_use_before, None
         return now & (blockers | seen)
 
-    def may_refine(self) -> bool:
-        """Return true if the program has long followed a plan that was made in haste."""
-        builder, latest, state = self._builder, self._builder.registry.latest, self._client.state()
-        return (
-            latest is not None
-            and latest.key in builder.metadata.hard
-            and not builder.metadata.avoided_ranges(latest.key)
-            and not builder.joint.includes(latest)
-            and state["replaying"]
-            and not state["recording"]
-            and not builder.neighbors.avoided_ranges()
-        )
-
-    def refine(self, interrupt: Callable[[], bool]) -> bool:
-        """Search longer for a plan that was made in haste; return true if that gave a better one.
-
-        Done once for each plan, and only after the program has followed the plan for long: the search takes a
-        second of processor time, and several seconds of the clock while the program is busy. If the program
-        leaves the plan meanwhile, the search stops; it starts anew when the program has followed the plan for
-        longer than before.
-
-        Args:
-            interrupt: polled now and then; true stops the search.
-        """
-        builder, known = self._builder, self._builder.registry.latest
-        assert known is not None
-        hard, improvable = builder.metadata.hard, builder.metadata.improvable
-        hard.remove(known.key)
-        planned = builder.plan(known.pattern, patient=True, interrupt=interrupt)
-        if planned is None:
-            hard.add(known.key)
-            return False
-        if planned.plan.arena_bytes >= known.plan.arena_bytes:
-            return False
-        log.info("a longer search made a smaller arena")
-        self._client.note_decision("smaller", bytes=planned.plan.arena_bytes)
-        was = known.key in improvable
-        done = builder.install(planned, None, instead_of=known)
-        if not was:
-            improvable.discard(planned.key)
-        return done
-
     def may_improve(self) -> bool:
         """Return true if some plan may use more memory than needed, now or later."""
-        return bool(self._builder.metadata.improvable or self._builder.joint)
+        return bool(self._builder.metadata.improvable)
 
     def recording_begins(self) -> None:
         """Note that recording begins; if plans can be improved, use the recording for that."""
         self.improves = self.may_improve() and self._client.state()["replaying"]
         self._ranges_in_use_before = self._builder.arena_ranges() if self.improves else None
 
-    def improve(self, patterns: list[Pattern], settled: list[Pattern], counts: list[int]) -> bool:
-        """Make plans again that use more memory than needed by now; return true if that gave better plans.
+    def improve(self, pattern: Pattern, counts: list[int]) -> bool:
+        """Plan a pattern again whose plan uses more memory than needed by now; return true if that helped.
 
         Causes are lifetimes that were longer for a while, pinned buffers, and buffers that piled up.
 
         Args:
-            patterns: recurring patterns, the most frequent first.
-            settled: patterns whose frees are all known.
+            pattern: the most frequent pattern of the recording.
             counts: number of allocations of each sequence so far.
         """
-        return self._improve(patterns[0], counts) or self._improve_joint(settled)
-
-    def _improve(self, pattern: Pattern, counts: list[int]) -> bool:
         from mempool.planning.planned_pattern import are_clearly_better
 
         self.improves = False
@@ -198,18 +150,3 @@ class Replanner:
         if not around and pattern.coverage >= OPTIONS.min_coverage:
             improvable -= {known.key, planned.key}
         return True
-
-    def _improve_joint(self, settled: list[Pattern]) -> bool:
-        """Improve the joint plans of the recorded variants; the others are dropped from the joint plan."""
-        builder, together = self._builder, self._builder.joint
-        recorded = {pattern.key: pattern for pattern in settled if pattern.reach}
-        known = [known for known in builder.registry if together.includes(known) and known.key in recorded]
-        if len(known) < 2:
-            return False
-        instead = [each.shown_as(recorded[each.key]) for each in known]
-        with together.fresh_observations(recorded.values()) as confirm:
-            if builder.plan_jointly(if_smaller=True, known=instead):
-                log.info("planned for less than before")
-                confirm()
-                return True
-        return False

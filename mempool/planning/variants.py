@@ -12,12 +12,13 @@ widened to the sizes of known plans.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mempool.planning.options import OPTIONS
-from mempool.planning.planned_pattern import PlannedPattern, Search, restrict_plan, with_pinned
+from mempool.planning.planned_pattern import PlannedPattern, restrict_plan, search, with_pinned
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
 from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
@@ -35,12 +36,8 @@ if TYPE_CHECKING:
 class VariantLifetimes:
     """Longest observed lifetime of each variant's buffers, by the variant that follows."""
 
-    def __init__(self, before: VariantLifetimes | None = None) -> None:
-        """Start empty, or with the (variant, follower) pairs known to `before`, without lifetimes."""
-        #: Pairs (variant, follower) known from an earlier instance, without lifetimes.
-        self._followed: set[tuple[bytes, bytes]] = (
-            set() if before is None else before._followed | before._reach.keys()
-        )
+    def __init__(self) -> None:
+        """Start without observations."""
         self._ends: dict[bytes, NDArray[np.int64]] = {}
         self._stays: dict[bytes, NDArray[np.bool_]] = {}
         self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
@@ -53,7 +50,6 @@ class VariantLifetimes:
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
         self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
         self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
-        self._followed = {pair for pair in self._followed if keys.issuperset(pair)}
         for pattern in patterns:
             key, rows = pattern.key, pattern.buffers
             self._ends[key] = _larger(self._ends.get(key), rows.end)
@@ -64,7 +60,6 @@ class VariantLifetimes:
     def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
         names = dict.fromkeys(former, key)
-        self._followed = {(names.get(who, who), names.get(by, by)) for who, by in self._followed}
         reaches, self._reach = self._reach, {}
         for (who, follower), reach in reaches.items():
             pair = names.get(who, who), names.get(follower, follower)
@@ -108,7 +103,7 @@ class VariantLifetimes:
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
         followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
         increase the peak load clearly (as with variants that alternate and never follow themselves),
-        unobserved pairs count as impossible, except pairs that an earlier recording has shown.
+        unobserved pairs count as impossible.
         """
         if pieces(known) > OPTIONS.max_joint_pieces:
             return None
@@ -131,7 +126,7 @@ class VariantLifetimes:
             observed[other]
             if other in observed
             else _guessed(observed, lengths, length)
-            if guesses or (key, other) in self._followed
+            if guesses
             else never
             for other, length in lengths.items()
         ]
@@ -196,7 +191,6 @@ def make_joint_plans(
     *,
     alignment: int,
     wait_bytes: int,
-    patient: bool,
     around: Sequence[tuple[int, int]] = (),
     interrupt: Callable[[], bool] | None = None,
 ) -> list[PlannedPattern] | None:
@@ -207,7 +201,6 @@ def make_joint_plans(
         variants: variant of each plan.
         alignment: alignment of every offset, in bytes.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        patient: true if a plan that is not good is worth a second of search.
         around: (begin, end) offsets of pinned ranges, which the plans must not use; disjoint.
         interrupt: polled now and then; true stops the search.
 
@@ -219,12 +212,8 @@ def make_joint_plans(
 
     variants = [_aligned(variant, alignment) for variant in variants]
     joint = VariantSet(variants)
-    # With lifetime gaps, a patient search would take too long.
-    search = Search(
-        wait_bytes=wait_bytes, patient=patient and len(joint.buffers.gap_buffer) == 0, interrupt=interrupt
-    )
     everything = with_pinned(joint.buffers, around)
-    plan = _packed(joint, everything, search, around)
+    plan = _packed(joint, everything, partial(search, wait_bytes=wait_bytes, interrupt=interrupt), around)
     if plan is None or plan.offset is None:
         return None
     check(plan, everything)
@@ -242,14 +231,13 @@ def make_joint_plans(
 
 
 def _packed(
-    joint: VariantSet, everything: Buffers, search: Search, around: Sequence[tuple[int, int]]
+    joint: VariantSet, everything: Buffers, pack: Callable[[Buffers], Plan], around: Sequence[tuple[int, int]]
 ) -> Plan | None:
     """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
     from solvers import Plan, Status, lower_bound
 
     bound, best = lower_bound(everything), None
-    quick = dataclasses.replace(search, patient=False)
-    offset = pack_coupled(joint, quick.alone, around=around)
+    offset = pack_coupled(joint, pack, around=around)
     if offset is not None:
         offset = np.concatenate([offset, everything.offset[len(offset) :]])
         arena = int((offset + everything.size)[offset >= 0].max(initial=0))
@@ -259,7 +247,7 @@ def _packed(
             or len(everything) + len(everything.gap_buffer) > OPTIONS.joint_search_pieces
         ):
             return best
-    plan = search.briefly(everything) if around else search.alone(everything)
+    plan = pack(everything)
     if best is None or (plan.offset is not None and plan.arena_bytes < best.arena_bytes):
         return plan
     return best

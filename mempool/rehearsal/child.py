@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
     from mempool.rehearsal.checkpoints import Redirection
 
-#: Environment variable with the job; only the program's own process has it, child processes do not.
+#: Environment variable with the job, of the program's own process or, as `Job.of_child`, of a child process.
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
 _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
 )
-_NOT_MEASURED = "the program starts Python processes: memory that these hold is not measured"
+_COMPILER = "compile_worker"  #: on the command line of processes in which PyTorch compiles
 _PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
 
@@ -76,13 +75,16 @@ class Ending:
 
 
 def begin() -> None:
-    """Load the stand-in; in the program's own process also prepare the measurement."""
+    """Load the stand-in and, except in processes that only compile, prepare the measurement."""
     folder = os.environ.get(standin.FOLDER)
     if folder is None:
         return
     standin.load(Path(folder))
-    if (text := os.environ.pop(VARIABLE, None)) is not None:
-        Rehearsal(Job.from_json(text)).begin()
+    text = os.environ.get(VARIABLE)
+    if text is not None and not any(_COMPILER in word for word in sys.orig_argv):
+        job = Job.from_json(text)
+        os.environ[VARIABLE] = job.of_child().to_json()
+        Rehearsal(job).begin()
     else:
         sys.meta_path.insert(0, AfterImport(compilation.adjust, compilation.MODULES, waits=False))
 
@@ -123,31 +125,31 @@ class Rehearsal:
         modules = ("torch", *generation.MODULES, *compilation.MODULES)
         sys.meta_path.insert(0, AfterImport(self._after_import, modules))
         sys.excepthook = self._on_error
-        self._note_processes()
+        self._note_tools()
         atexit.register(self._finish)
-        threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
+        if not self.job.child or self.job.seconds is not None:
+            threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
 
     @property
     def _redirects(self) -> tuple[Path, list[str], list[str]]:
         """The folder for redirected files, and the lists of these and of other notes."""
         return self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes
 
-    def _note_processes(self) -> None:
-        """Note processes that the program starts and this rehearsal cannot measure or answer."""
+    def _note_tools(self) -> None:
+        """Note that the program starts a tool that this rehearsal cannot answer."""
         popen: Any = subprocess.Popen
         initialize = popen.__init__
 
         @functools.wraps(initialize)
         def noted(process: Any, *args: Any, **options: Any) -> None:
-            note = _note_on(args[0] if args else options.get("args", ""))
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and frame.f_code.co_filename == subprocess.__file__:
                 frame = frame.f_back
             # Libraries ask nvidia-smi about links between devices, and do without an answer.
             own = frame is not None and own_line(frame, 1) != ""
-            compiler = frame is not None and frame.f_globals.get("__name__", "").startswith("torch._inductor")
-            if note and (own or note == _NOT_MEASURED) and not compiler and note not in self.outcome.notes:
-                self.outcome.notes.append(note)
+            tool = own and _is_nvidia_smi(args[0] if args else options.get("args", ""))
+            if tool and _NO_TOOL not in self.outcome.notes:
+                self.outcome.notes.append(_NO_TOOL)
             initialize(process, *args, **options)
 
         popen.__init__ = noted
@@ -192,6 +194,7 @@ class Rehearsal:
             self._files.patch_files()
         if self._files is not None:
             self._files.patch_torch()
+        ranks.accept_shapes()
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
@@ -331,6 +334,10 @@ class Rehearsal:
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
+        if os.getpid() != self._pid:  # forked from the process of the program
+            self._pid, self.job, self.outcome = os.getpid(), self.job.of_child(), Outcome(self.job.allocator)
+        if self.job.child and (util := sys.modules.get("multiprocessing.util")) is not None:
+            util.Finalize(None, self._finish, exitpriority=0)  # its processes have no exit handlers
         # Other allocators have neither an observer of requests that fail nor a history. Their errors are
         # noted as Python makes them.
         own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
@@ -381,6 +388,8 @@ class Rehearsal:
             self.outcome.steps = self._steps[key]
             self._measure()
             self.outcome.step_peaks.append(self.outcome.peak_allocated_bytes)
+            if self.job.child:
+                self._save()  # the program may kill the process
         # An optimizer that steps more rarely, as a GAN's generator's does, may not have stepped yet.
         waiting = any(id(other) not in self._steps for other in self._optimizers)
         fewest, most = 0 if waiting else min(self._steps.values()), max(self._steps.values())
@@ -437,7 +446,7 @@ class Rehearsal:
             if self.job.seconds is not None and now - self._began >= self.job.seconds:
                 self.outcome.ended = "seconds"
                 self._interrupt()
-            elif now - self._last_step >= self.job.timeout:
+            elif not self.job.child and now - self._last_step >= self.job.timeout:
                 self._note_hang()
                 self._leave()
 
@@ -521,7 +530,16 @@ class Rehearsal:
         # A thread that still allocates would contradict the snapshot.
         if self._recording and threading.current_thread() is threading.main_thread():
             self._torch.cuda.memory._dump_snapshot(str(self._folder / "history.pickle"))
-        self.outcome.write(self._folder / "outcome.json")
+        self._save()
+
+    def _save(self) -> None:
+        """Write the result; that of a child process only if it used a device."""
+        if not self.job.child:
+            self.outcome.write(self._folder / "outcome.json")
+        elif self.outcome.peak_reserved_bytes > 0:
+            self.outcome.name, self.outcome.pid = _process_name(), os.getpid()
+            with contextlib.suppress(OSError):  # the rehearsal has ended
+                self.outcome.write(self._folder / f"process-{os.getpid()}.json")
 
     def _note_plan(self) -> None:
         """Keep the pool's plan, and note what it is of."""
@@ -546,14 +564,19 @@ class Rehearsal:
         os._exit(self.outcome.exit_code)
 
 
-def _note_on(command: Any) -> str:
-    """Return a sentence on a command that a program starts, or ""."""
+def _is_nvidia_smi(command: Any) -> bool:
+    """Return whether a command that a program starts is nvidia-smi."""
     whole = isinstance(command, (str, bytes, os.PathLike))
     words = os.fsdecode(command).split() if whole else [os.fsdecode(word) for word in command]
-    name = Path(words[0]).name if words else ""
-    if name == "nvidia-smi":
-        return _NO_TOOL
-    return _NOT_MEASURED if re.fullmatch(r"python[\d.]*|torchrun|accelerate", name) else ""
+    return bool(words) and Path(words[0]).name == "nvidia-smi"
+
+
+def _process_name() -> str:
+    """Return the name that multiprocessing gives to this process, else that of its script, with the rank."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    name = "MainProcess" if module is None else module.current_process().name
+    rank = os.environ.get("RANK")
+    return name if name != "MainProcess" else Path(sys.argv[0]).name + (f" rank {rank}" if rank else "")
 
 
 def own_line(frame: FrameType, number: int) -> str:

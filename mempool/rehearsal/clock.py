@@ -11,6 +11,7 @@ host takes no time: a GPU that waits for the host's calls is not modelled.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from mempool.errors import UsageError
 from mempool.rehearsal import standin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mempool.hardware.gpu_throughput import Rates
     from solvers.swap import Link
 
@@ -44,6 +47,7 @@ class Reached:
 
 
 REACHED = Reached()
+_bytes_per_nanosecond = 0.0  #: bandwidth of a device's memory; 0 without a clock
 
 
 def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
@@ -54,6 +58,7 @@ def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
     """
     from mempool.torch.compiled_library import Source
 
+    global _bytes_per_nanosecond
     library = ctypes.CDLL(str(standin.LIBRARY))
     fixed = [1e9 * link.out_fixed, 1e9 * link.out_per_byte, 1e9 * link.in_fixed, 1e9 * link.in_per_byte]
     pageable = 1e9 * max(link.out_per_byte, link.in_per_byte) / reached.pageable
@@ -70,6 +75,7 @@ def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
     rounded = max(reached.single * rates.single, reached.tensor_cores * rates.convolutions)
     products = reached.single * rates.single, rounded, reached.tensor_cores * rates.half
     per_nanosecond = [ctypes.c_double(rate / 1e9) for rate in (*products, reached.bytes * rates.bandwidth)]
+    _bytes_per_nanosecond = reached.bytes * rates.bandwidth / 1e9
     observer = source.load()  # never unloaded: PyTorch calls it
     if not observer.mempool_operation_times_start(*per_nanosecond):
         raise UsageError("modelled time needs the stand-in for CUDA, which is not loaded in this process")
@@ -80,3 +86,17 @@ def now() -> float:
     library = ctypes.CDLL(str(standin.LIBRARY))
     library.mempool_standin_time.restype = ctypes.c_int64
     return float(library.mempool_standin_time()) / 1e9
+
+
+@contextlib.contextmanager
+def bandwidth_bound(moved: int) -> Iterator[None]:
+    """Let the first kernel that the block launches take the time in which memory moves some bytes."""
+    if not _bytes_per_nanosecond:
+        yield
+        return
+    library = ctypes.CDLL(str(standin.LIBRARY))
+    library.mempool_standin_begin_operation()
+    try:
+        yield
+    finally:
+        library.mempool_standin_end_operation(ctypes.c_double(moved / _bytes_per_nanosecond))

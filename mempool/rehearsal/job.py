@@ -44,6 +44,8 @@ class Job:
         remember: keep the pool's plan for the next run, as `mempool.planning.remembered_plans` does, and
             leave nothing in the way of that run, as `mempool.rehearsal.new_files` does.
         folder: folder for the result, and for redirected checkpoints.
+        child: the process is one that the program started: it ends by itself or after its steps, and has a
+            result if it used a device.
     """
 
     program: tuple[str, ...]
@@ -63,6 +65,11 @@ class Job:
     history: bool = True
     plan: str | None = None
     remember: bool = False
+    child: bool = False
+
+    def of_child(self) -> Self:
+        """Return the job of the program's child processes."""
+        return dataclasses.replace(self, history=False, remember=False, offload_limit=None, child=True)
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads."""
@@ -108,6 +115,9 @@ class Outcome:
             program has no times if the limit is refused.
         compiles: whether the program calls torch.compile.
         step_peaks: peak of allocated bytes up to the end of each step.
+        name: name of a child process, such as "SpawnProcess-1", or of its script; "" for the program's own.
+        pid: number of the process.
+        processes: outcomes of the program's child processes that used a device.
     """
 
     allocator: str
@@ -136,6 +146,9 @@ class Outcome:
     offloading: dict[str, Any] | None = None
     compiles: bool = False
     step_peaks: list[int] = field(default_factory=list)
+    name: str = ""
+    pid: int = 0
+    processes: list[Outcome] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:

@@ -131,6 +131,7 @@ class StandInRunner:
             left = remove_new_folders(Path(job.folder))
         outcome = _outcome(job, code)
         outcome.left_folders = left
+        outcome.processes = [Outcome.read(path) for path in sorted(Path(job.folder).glob("process-*.json"))]
         return outcome
 
     def _argument_table(self, machine: Machine) -> Path:

@@ -34,7 +34,6 @@ DECISIONS = {
     "replaced": "plan {pattern} replaces the one for the same {count:,} allocations: {size}",
     "jointly": "planned {count:,} variants together",
     "around": "planned around {count:,} ranges that stay in the arena",
-    "smaller": "searched longer for an arena of {size}",
     "loaded": "plan {pattern}, from a file, to begin with: {count:,} allocations in {size}",
     "confirmed": "the program follows the loaded plans",
     "set_aside": "set the loaded plans aside: the program does not follow them",
@@ -43,15 +42,21 @@ DECISIONS = {
     "withdrawn": "the plans did not pay",
     "forgotten": "dropped plan {pattern}: it was unused, and memory was short",
     "dropped": "dropped all plans",
-    "arena": "the arena has {size}",
+    "arena": "the arena of {size} {reason}",
     "refused": "no arena of {size} for plan {pattern}: {reason}",
-    "converted": "converted the arena of {size} to segments: memory was short",
     "outgrown": "the iteration is larger than planned: it bypasses the plan",
 }
 
 
-#: Text of each event that pauses recording.
-PAUSES = {
+#: Text of each event of the arena, and of each event that pauses recording.
+EVENTS = {
+    "taken": "is taken",
+    "grown": "has grown in place",
+    "shrunk": "is what is left",
+    "blocked": "gets no buffers where some live, to be replaced by a larger one once empty",
+    "unblocked": "is not replaced for now",
+    "released": "is released",
+    "converted": "became segments: memory was short",
     "settled": "the program follows its plans",
     "improvable": "the program follows its plans, which may be made smaller later",
     "fruitless": "nothing new shows",
@@ -61,7 +66,7 @@ PAUSES = {
 
 def _decision(entry: dict[str, Any]) -> str:
     text = DECISIONS[entry["decision"]]
-    reason = {**REFUSALS, **PAUSES}.get(entry["reason"], "")
+    reason = {**REFUSALS, **EVENTS}.get(entry["reason"], "")
     said = text.format(**{**entry, "size": binary(entry["bytes"]), "reason": reason})
     return f"iteration {entry['iteration']:,}: {said}"
 

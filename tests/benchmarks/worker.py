@@ -154,11 +154,10 @@ class Worker:
         return said | {"settled": self.settled()}
 
     def settled(self) -> bool:
-        """Whether all follows the pool's plan, and nothing is recorded or searched for; True without one."""
+        """Whether all follows the pool's plan, and nothing is recorded; True without one."""
         if self.pool is None:
             return True
-        planner, recording = self.pool.planner, self.pool.client.state()["recording"]
-        return not (recording or planner.learner.replanner.may_refine())
+        return not self.pool.client.state()["recording"]
 
     def end(self) -> dict[str, Any]:
         """Most memory resident since the first timed step, above the baseline; what the pool reports.

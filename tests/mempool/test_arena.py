@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,41 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
+GIB = 1 << 30
+#: Plans of 10, 20 and 66 GiB. The address space for the first has room for the second, and not for the third.
+SMALL, MIDDLE, LARGE = [GIB] * 10, [GIB] * 20, [GIB] * 66
+#: Calls that cause each event of an arena with a live buffer of 1 GiB at its beginning.
+CAUSES: dict[str, Callable[[Core], object]] = {
+    "grown": lambda core: core.client.install(pattern(MIDDLE)),
+    "shrunk": lambda core: core.client.give_back(force=True),
+    "blocked": lambda core: core.client.install(pattern(LARGE)),
+    "unblocked": lambda core: (core.client.drop_patterns(), core.step()),
+    "released": lambda core: (core.free(next(iter(core.live))), core.client.give_back(force=True)),
+    "converted": lambda core: core.allocate(75 * GIB),
+}
+
+
+@pytest.mark.parametrize(("before", "event", "after"), _core.ARENA_TRANSITIONS)
+def test_each_transition_of_the_arena_happens_and_is_logged(before: str, event: str, after: str) -> None:
+    core = Core(page=2 * MIB, limit=80 * GIB)
+    core.client.install(pattern(SMALL))
+    core.step()
+    core.allocate(GIB)
+    if before == "draining":
+        CAUSES["blocked"](core)
+    if before != "none":
+        CAUSES[event](core)
+    state, events = (
+        "none",
+        [entry["reason"] for entry in core.client.decisions() if entry["decision"] == "arena"],
+    )
+    for each in events:
+        state = next(to for start, by, to in _core.ARENA_TRANSITIONS if (start, by) == (state, each))
+    assert (events[-1], state) == (event, after)
+    assert (arena(core) == 0) == (after == "none")
+    core.give_everything_back()
+
+
 # --- conversion to segments
 HALVES = [64 << 10] * 32
 WIDE = 300 << 10  # more than any hole
@@ -267,7 +302,6 @@ def test_iterations_of_any_size_fit_a_limit_two_percent_above_the_peak_load(netw
 
 
 SIZES = [1000 + 700 * k for k in range(20)]
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -364,7 +398,7 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
     life, size = np.array(lives).T * [[1], [1024]]
     stays = np.isin(np.arange(n), list(persistent))
     buffers = Buffers.of(np.arange(n), np.arange(n) + life, size, persistent=stays, period=n)
-    planned = make_plan(pattern_of(buffers), alignment=64, patient=False)
+    planned = make_plan(pattern_of(buffers), alignment=64)
     assert planned is not None
     alive = [
         sum(

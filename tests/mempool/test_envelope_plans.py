@@ -359,7 +359,7 @@ def seen(sizes: Sequence[int], least: Sequence[int] | None = None) -> Pattern:
 
 
 def known(*patterns: Pattern) -> list[PlannedPattern]:
-    made = [make_plan(pattern, alignment=64, patient=False) for pattern in patterns]
+    made = [make_plan(pattern, alignment=64) for pattern in patterns]
     return [planned for planned in made if planned is not None]
 
 

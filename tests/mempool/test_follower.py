@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cores import Core, pattern
 from hypothesis import given
@@ -230,3 +231,26 @@ def test_iteration_ending_early_is_over(left_out: int) -> None:
             core.free(address)
         before = made
     assert core.client.state()["iterations"] >= 39
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1000, 2000, 3000, 4000, 5000]), min_size=4, max_size=24),
+    kept=st.lists(st.booleans(), min_size=24, max_size=24),
+    flexible=st.lists(st.booleans(), min_size=24, max_size=24),
+)
+def test_core_answers_whether_an_envelope_leads_through_as_it_follows(
+    sizes: list[int], kept: list[bool], flexible: list[bool]
+) -> None:
+    least = [size - 400 * free for size, free in zip(sizes, flexible, strict=False)]
+    asked = [size - 200 * free for size, stays, free in zip(sizes, kept, flexible, strict=False) if stays]
+    envelope, core = pattern(sizes, least=least), Core()
+    core.client.install(envelope)
+    for _ in range(2):
+        core.step()
+        core.run(sizes)
+    before = core.outcomes
+    core.step()
+    core.run(asked)
+    missed = sum(core.outcomes[k] - before[k] for k in ("size_mismatch", "past_end", "desynchronized"))
+    assert envelope.leads_through(0, np.array(asked, np.int64)) == (missed == 0)
+    assert not envelope.leads_through(1, np.array(sizes, np.int64))

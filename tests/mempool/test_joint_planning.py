@@ -277,25 +277,3 @@ def test_more_variants_than_can_be_known_are_not_planned_again_and_again(
     plans = pool.plans
     in_steps(pool, iteration, 150, first=LEARNED)
     assert pool.plans <= plans + 24
-
-
-def test_shrinking_lifetimes_give_way_to_smaller_joint_plans(pool: Pool, memory: programs.Watched) -> None:
-    """Joint plans for the longer lifetimes are replaced, and no buffer stays unplanned."""
-    order, kept = at_random((900, 1300, 1900)), list[int]()
-    iteration = variants(memory, lambda number: order(number % 1000))
-
-    def keeping(number: int) -> None:
-        first = memory.allocate(40 * order(number % 1000))
-        iteration(number)
-        kept.append(first)
-        while len(kept) > (3 if 40 < number < 2 * LEARNED else 0):
-            memory.free(kept.pop(0))
-
-    in_steps(pool, keeping, 2 * LEARNED)
-    before = pool.report().to_dict()["arena_bytes"]
-    in_steps(pool, keeping, 1000, first=2 * LEARNED)
-    pool.client.retire_unused_patterns()
-    assert pool.planner.learner.builder.joint
-    assert pool.report().to_dict()["arena_bytes"] < before
-    assert pool.report().to_dict()["coverage"] > 0.99
-    assert misses(pool, lambda: in_steps(pool, keeping, 200, first=4000)) == 0

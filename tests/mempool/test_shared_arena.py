@@ -77,7 +77,7 @@ def test_plan_around_pinned_ranges_is_within_two_percent_of_the_bound(network: s
             begin = at + draw.randrange(8 * MIB) // 64 * 64
             around.append((begin, begin + min(size, 4 * MIB)))
             at = begin + -(-size // 64) * 64
-        planned = make_plan(pattern, alignment=64, around=around, patient=False)
+        planned = make_plan(pattern, alignment=64, around=around)
         assert planned is not None
         beyond.append(planned.plan.arena_bytes / lower_bound(with_pinned(planned.buffers, around)))
     assert sum(beyond) / len(beyond) <= 1.02

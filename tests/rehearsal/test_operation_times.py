@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from processes import alone, run_each_alone
@@ -110,6 +111,17 @@ def test_backward_pass_in_another_thread_takes_time_and_copies_of_other_streams_
     before = clock.now()
     assert nanoseconds(backward_beside_a_copy) == 2 * round(PRODUCTS / SINGLE)
     assert round(1e9 * (clock.now() - before)) == 2 * round(PRODUCTS / SINGLE)
+
+
+@alone
+def test_compiled_kernels_take_the_time_of_the_bytes_of_their_tensors() -> None:
+    warnings.simplefilter("ignore")  # of the compiler's own modules
+    start()
+    one, two = torch.randn(2, 4 * SIDE, SIDE, device="cuda")
+    add, change = (torch.compile(lambda x, y: (x.sin() + y).cos()), torch.compile(lambda x: x.sin_().mul_(2)))
+    for moved, operation in ((3, lambda: add(one, two)), (2, lambda: change(one))):
+        operation()
+        assert abs(nanoseconds(operation) - moved * 4 * MATRIX * BYTE) <= 1
 
 
 @alone

@@ -147,7 +147,6 @@ def test_vision_program_with_workers_amp_and_checkpoints_runs_unchanged(cli: Cli
     assert peaks[1] == peaks[2] == peaks[3] > 8 * 64 * 32 * 32 * 4  # float32 of one convolution's output
     assert run["redirected"] == ["last.pt"]
     notes = " ".join(run["notes"])
-    assert "starts Python processes" in notes
     assert "calls nvidia-smi" in notes
     assert not Path("last.pt").exists()
 
@@ -202,6 +201,38 @@ def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
 def test_data_parallel_uses_all_devices_of_the_machine(cli: Cli) -> None:
     run = rehearse(cli, "--devices 2", "parallel.py", "kind=dp")
     assert (run["steps"], run["ended"], run["devices_used"], run["device"]) == (4, "steps", 2, 0)
+
+
+def test_processes_that_fit_alone_do_not_fit_together_on_a_card(cli: Cli) -> None:
+    """Each ends after its steps, and has a result although multiprocessing calls no exit handlers."""
+    run = rehearse(cli, "--card 'RTX 3060' --steps 2", "processes.py", "fork 26000", code=1)
+    assert (run["ended"], run["steps"], run["peak_reserved_bytes"], run["fits"]) == ("program", 0, 0, False)
+    one, two = run["processes"]
+    assert {one["name"], two["name"]} == {"ForkProcess-1", "ForkProcess-2"}
+    for process in (one, two):
+        assert (process["steps"], process["device"], process["out_of_memory_in_step"]) == (2, 0, None)
+        assert process["peak_allocated_bytes"] > 2 * 26000**2 * 4
+        assert 6 * GIB < process["device_bytes"] < 11 * GIB
+
+
+def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli) -> None:
+    out, _ = cli.run("rehearse --card T4", PROGRAMS / "processes.py", "spawn 50000", code=1)
+    assert "SpawnProcess-1" in out
+    assert "out of memory in step 1" in out
+    assert "which the program handled" not in out
+    assert "processes share GPU 0: together they hold up to" in out
+
+
+def test_ranks_that_torchrun_starts_have_results(cli: Cli) -> None:
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node 2 {PROGRAMS / 'parallel.py'}"
+    run = rehearse(cli, "--card 'RTX 3060' --devices 2", launcher, "kind=ddp")
+    assert (run["fits"], run["peak_reserved_bytes"]) == (True, 0)
+    ranks = {process["name"]: process for process in run["processes"]}
+    assert ranks.keys() == {"parallel.py rank 0", "parallel.py rank 1"}
+    for rank in (0, 1):
+        process = ranks[f"parallel.py rank {rank}"]
+        assert (process["steps"], process["device"]) == (4, rank)
+        assert process["device_bytes"] > process["peak_reserved_bytes"] > 4 * 4 * 1024 * 1025 * 4
 
 
 def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(

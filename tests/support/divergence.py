@@ -12,7 +12,8 @@ import pools
 from sequences import Diverged, Iteration, Network, Player, allocations, network
 
 from mempool import _core
-from mempool.planning.planner_thread import Planner, ProcessorBudget, first_cache_bytes
+from mempool.planning.planner_thread import Planner, ProcessorBudget
+from mempool.settings import EVERYTHING
 
 #: Iterations before the first difference; differences; iterations between two at most, beside one after each.
 STEADY, DIFFERENCES, MOST_BETWEEN = 12, 16, 4
@@ -36,7 +37,7 @@ class Planning:
         """
         device = pools.simulated()
         self.core = _core.Pool(device=device, recorded_events=events)
-        self.core.set_retained_limit(first_cache_bytes(device))
+        self.core.set_retained_limit(EVERYTHING)
         self.client = _core.Client(self.core, "pool")
         self.planner = Planner(self.core, self.client, device, small_bytes=512)
         self.planner.budget = ProcessorBudget(allowance=1e9, share=0, most_debt=0)

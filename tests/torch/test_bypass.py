@@ -284,6 +284,23 @@ class TestStandby:
             assert bypass_of(pool).is_standing_by
         assert losses == expected
 
+    def test_operation_with_a_planned_place_needs_no_other_room(self) -> None:
+        def step() -> None:
+            base = torch.ones(3 * MIB // 2)
+            results = [base + 1, base + 2]  # 18 MiB in all
+            assert sum(int(one[0]) for one in results) == 5
+
+        with mempool.torch.install(device="cpu", limit="19.5MiB", background=False) as pool:
+            for _ in range(4):  # small iterations, so that the bypass opens
+                torch.ones(8)
+                pool.step()
+            for _ in range(20):
+                step()
+                pool.step()
+                pool.plan_now()
+            assert bypass_of(pool).is_open
+            assert pool.client.pool.stats()["reserved"]["peak"] <= 19.5 * MIB * 1.02
+
     def test_mode_is_back_before_kept_tensors_exceed_the_limit(self, pool: Any) -> None:
         loop = small()
         self.stands_by(pool, loop)

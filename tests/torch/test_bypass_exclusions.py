@@ -164,6 +164,14 @@ class TestBypassExclusions:
             assert all(one.sum().item() == 2 * MIB for one in (*kept, *others))
             del x, kept, others
 
+    def test_foreign_memory_met_by_an_unknown_view(self, open_pool: Any) -> None:
+        x, mode = torch.ones(MIB), mode_of(open_pool)
+        assert passes(open_pool, lambda: x.add_(1)) == 1
+        before, foreign = mode.storages.foreign_bytes, torch.from_numpy(np.ones(MIB, np.float32))
+        torch._neg_view(foreign)
+        foreign.add_(1)
+        assert mode.storages.foreign_bytes - before == 4 * MIB
+
     def test_library_kernel_in_python(self, open_pool: Any) -> None:
         with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
             library.define("twice(Tensor x) -> Tensor")

@@ -159,6 +159,20 @@ def test_iteration_like_the_last_calls_python_for_moves_only(pool: mempool.torch
     assert [str(func) for func in seen if "item" not in str(func) and "local_scalar" not in str(func)] == []
 
 
+def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool.torch.TensorPool) -> None:
+    program, kept = Tensors(), [torch.ones(ELEMENTS)]
+
+    def work() -> None:
+        program.iterate(list(range(COUNT - 1)))
+        kept[0] = kept[0] + 1
+
+    settle(pool, work)
+    before = mode_of(pool).iterations.limit_bytes
+    iterate(pool, work, 2)
+    assert mode_of(pool).follower.is_following
+    assert mode_of(pool).iterations.limit_bytes == before
+
+
 def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPool) -> None:
     program = Tensors()
     kinds = [lambda: program.iterate(list(range(COUNT))), lambda: program.iterate(list(range(COUNT // 2)))]

@@ -24,6 +24,11 @@ _COSTS = (
     *("limit_bytes", "planned", "step_seconds", "added_seconds", "host_bytes", "moved_bytes"),
     "smallest_limit_bytes",
 )
+#: Values of a child process.
+_OF_PROCESS = (
+    *("name", "pid", "steps", "ended", "out_of_memory_in_step", "device"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
+)
 _MOST_READS = 3  #: places of value reads to name
 #: Cards of everyday use, smallest memory first; one per size of memory.
 _USUAL = (
@@ -64,6 +69,7 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "host_bytes": outcome.host_bytes,
         "within_limit": _cost(run),
+        "processes": [{name: getattr(each, name) for name in _OF_PROCESS} for each in outcome.processes],
     }
     if request.vary is not None:
         values[request.vary[0]] = run.value
@@ -103,14 +109,15 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
     rows = [
         (
             *(() if run.value is None else (run.value,)),
-            run.outcome.allocator,
-            str(run.outcome.steps),
-            binary(run.outcome.peak_allocated_bytes),
-            binary(run.outcome.peak_reserved_bytes),
-            binary(run.outcome.device_bytes),
-            _result(run, limited=limited),
+            " ".join(filter(None, (run.outcome.allocator, each.name))),
+            str(each.steps),
+            binary(each.peak_allocated_bytes),
+            binary(each.peak_reserved_bytes),
+            binary(each.device_bytes),
+            _result(run, each, limited=limited),
         )
         for run in runs
+        for each in _rows(run)
     ]
     gpu = request.machine.card
     device = "a device without limit" if gpu is None else f"{gpu.name}, {binary(gpu.memory_bytes)}"
@@ -124,15 +131,21 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
         console().print(plain(sentence))
 
 
-def _result(run: Run, *, limited: bool) -> str:
-    outcome = run.outcome
+def _rows(run: Run) -> Sequence[Outcome]:
+    """Return the outcomes to show: a program that only starts processes has no row, unless it fails."""
+    return run.processes if run.measured and not run.outcome.failed else (run.outcome, *run.outcome.processes)
+
+
+def _result(run: Run, outcome: Outcome, *, limited: bool) -> str:
     if outcome.out_of_memory_in_step is not None:
-        handled = ", which the program handled" if outcome.complete else ""
+        handled = ", which the program handled" if outcome.complete and not run.outcome.failed else ""
         return f"out of memory in step {outcome.out_of_memory_in_step}{handled}"
     if outcome.failed:
         return outcome.ended
-    if not run.measured:
+    if outcome.peak_reserved_bytes == 0:
         return "used no GPU"
+    if outcome.device in run.exceeded_devices:
+        return "does not fit with the others"
     return "fits" if limited else "ran"
 
 
@@ -165,9 +178,7 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
             else f"no {name} of these fits"
         )
     elif request.machine.card is None and request.limit_bytes is None and first.fits:
-        usual = next(
-            (gpu for gpu in map(card, _USUAL) if _needs(first.outcome, gpu) <= gpu.memory_bytes), None
-        )
+        usual = next((gpu for gpu in map(card, _USUAL) if _needs(first, gpu) <= gpu.memory_bytes), None)
         yield (
             "fits no card known here"
             if usual is None
@@ -175,6 +186,9 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
             f" (allocator {first.outcome.allocator}); --card NAME tries one"
         )
     for run in runs:
+        for device, size in run.shared_bytes.items():
+            few = device in run.exceeded_devices and f", and the card has {binary(run.memory_bytes or 0)}"
+            yield f"processes share GPU {device}: together they hold up to {binary(size)} of it{few or ''}"
         if (cost := _cost(run)) is not None:
             name = "" if run.value is None else f"{run.value}: "
             yield name + limit_cost(cost, request.limit or 0)
@@ -208,9 +222,13 @@ def limit_cost(cost: dict[str, Any], limit: int | str) -> str:
     return f"{name}{f', {within}' * share}: {needs}; the smallest limit with a plan is about {smallest}"
 
 
-def _needs(outcome: Outcome, gpu: Card) -> int:
-    """Return the bytes of a card that the program takes: PyTorch's, the context's and the kernels'."""
-    return outcome.peak_reserved_bytes + context_bytes(gpu.capability) + KERNEL_BYTES
+def _needs(run: Run, gpu: Card) -> int:
+    """Return the most bytes that processes take on a card: PyTorch's, the contexts' and the kernels'."""
+    needed: dict[int, int] = {}
+    for each in run.processes:
+        own = each.peak_reserved_bytes + context_bytes(gpu.capability) + KERNEL_BYTES
+        needed[each.device] = needed.get(each.device, 0) + own
+    return max(needed.values())
 
 
 def _places(places: dict[str, int]) -> str:
@@ -225,10 +243,10 @@ def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
     outcome = runs[0].outcome
     if not runs[0].measured and outcome.complete:
         yield (
-            "no memory was measured: the program's own process held none, and child processes"
-            " are not measured"
+            "no memory was measured: neither the program's own process nor a Python process that it started"
+            " held any"
         )
-    elif outcome.ended == "program" and outcome.steps == 0:
+    elif outcome.ended == "program" and not any(each.steps for each in (outcome, *outcome.processes)):
         yield "the program ended without an optimizer step"
     elif outcome.ended == "steps":
         yield (

@@ -33,6 +33,7 @@ class Run:
         value: value of the varied argument, or None.
         outcome: the measured memory.
         history: file of PyTorch's history of allocations, or None.
+        memory_bytes: memory of the card; None without a card.
         within_limit: a run of the pool that offloads tensors within the limit, where PyTorch's allocator
             exceeds the limit; else None.
     """
@@ -40,26 +41,60 @@ class Run:
     value: str | None
     outcome: Outcome
     history: Path | None
+    memory_bytes: int | None = None
     within_limit: Outcome | None = None
 
     @functools.cached_property
     def recording(self) -> InputFile | None:
         """The history as `mempool info` reads it, of the fullest device; None without one."""
-        if self.history is None or not self.measured:  # a history without the device cannot be read
+        if (
+            self.history is None or self.outcome.peak_reserved_bytes == 0
+        ):  # a history without the device cannot be read
             return None
         from mempool.offline import read_input
 
         return read_input(self.history, whole=True, device=self.outcome.device)
 
     @property
+    def processes(self) -> list[Outcome]:
+        """Return the outcomes of the processes that held memory of a device, the program's own first."""
+        return [each for each in (self.outcome, *self.outcome.processes) if each.peak_reserved_bytes > 0]
+
+    @property
+    def shared_bytes(self) -> dict[int, int]:
+        """Return the bytes that all processes together hold at most on each device of several."""
+        devices = [each.device for each in self.processes]
+        return {
+            device: sum(each.device_bytes for each in self.processes if each.device == device)
+            for device in dict.fromkeys(devices)
+            if devices.count(device) > 1
+        }
+
+    @property
     def measured(self) -> bool:
-        """Return true if the program's own process held memory of a device."""
-        return self.outcome.peak_reserved_bytes > 0
+        """Return true if a process of the program held memory of a device."""
+        return bool(self.processes)
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Return true if a request of a process failed."""
+        return any(each.out_of_memory_in_step is not None for each in (self.outcome, *self.outcome.processes))
+
+    @property
+    def failed(self) -> bool:
+        """Return true if the program has no answer: it failed for another reason, or held no memory."""
+        return not self.measured or (self.outcome.failed and not self.lacks_memory)
 
     @property
     def fits(self) -> bool:
-        """Return true if the program ran without a lack of memory."""
-        return self.measured and self.outcome.complete and self.outcome.out_of_memory_in_step is None
+        """Return true if the program ran without a lack of memory, and its processes fit together."""
+        return self.measured and self.outcome.complete and not self.lacks_memory and not self.exceeded_devices
+
+    @property
+    def exceeded_devices(self) -> list[int]:
+        """Return the devices on which processes that fit alone do not fit together."""
+        limit = self.memory_bytes
+        return [device for device, size in self.shared_bytes.items() if limit is not None and size > limit]
 
 
 def rehearse_all(request: Request, runner: StandInRunner) -> Iterator[Run]:
@@ -85,7 +120,8 @@ def rehearse_all(request: Request, runner: StandInRunner) -> Iterator[Run]:
             within = None
             if allocator == request.allocators[0] and _exceeds_limit(request, outcome):
                 within = _run_within_limit(runner, job, request, label, compiled=outcome.compiles)
-            yield Run(value, outcome, history, within)
+            gpu = request.machine.card
+            yield Run(value, outcome, history, None if gpu is None else gpu.memory_bytes, within)
             first = False
 
 

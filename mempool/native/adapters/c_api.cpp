@@ -71,6 +71,12 @@ int64_t mempool_room(void* client) {
   return pool.room();
 }
 
-int64_t mempool_misses_with_next(void* client, int64_t bytes) {
-  return static_cast<int64_t>(static_cast<Client*>(client)->misses_with_next(static_cast<uint64_t>(bytes)));
+int64_t mempool_misses(void* client) {
+  Client* const one = static_cast<Client*>(client);
+  const mempool::Guarded guard(one->pool().lock);
+  return static_cast<int64_t>(one->misses());
+}
+
+int mempool_serves_next(void* client, int64_t bytes) {
+  return static_cast<Client*>(client)->serves_next(static_cast<uint64_t>(bytes)) ? 1 : 0;
 }

@@ -11,6 +11,7 @@
 
 #include "bindings/bindings.hpp"
 #include "core/client.hpp"
+#include "core/follower.hpp"
 #include "core/pattern.hpp"
 
 namespace nb = nanobind;
@@ -81,6 +82,13 @@ void bind_pattern(nb::module_& m) {
            "Add the positions of one sequence: sizes int64[n] in bytes, offsets int64[n, unroll] in bytes (-1: "
            "dynamic). phase: the sequence's allocation count when position 0 was due. The end of the first table "
            "is the end of the iteration. least: for an envelope, int64[n], lower bounds of the sizes in bytes.")
+      .def("leads_through",
+           [](const Pattern& p, std::uint32_t sequence, const Sizes& sizes) {
+             const std::vector<std::uint64_t> asked(sizes.data(), sizes.data() + sizes.shape(0));
+             return leads_through(p, sequence, asked.data(), asked.size());
+           }, "sequence"_a, "sizes"_a,
+           "Return true if a marked iteration of the sequence, with sizes int64[n] in bytes, follows the pattern "
+           "without a miss.")
       .def_ro("arena_bytes", &Pattern::arena_bytes);
 }
 
@@ -175,6 +183,7 @@ nb::typed<nb::list, Items> decisions(Client& client) {
     d["times"] = one.times;
     d["bytes"] = one.bytes;
     d["reason"] = one.decision == Decision::refused  ? kRefusalNames[one.count]
+                  : one.decision == Decision::arena  ? kArenaEventNames[one.count]
                   : one.decision == Decision::paused ? kRecordingEventNames[one.count]
                                                      : "";
     list.append(d);
@@ -211,6 +220,15 @@ RecordingEvent recording_event(const std::string& name) {
   const auto found = std::find(kRecordingEventNames.begin(), kRecordingEventNames.end(), name);
   if (found == kRecordingEventNames.end()) throw std::invalid_argument("no event of this name");
   return static_cast<RecordingEvent>(found - kRecordingEventNames.begin());
+}
+
+std::vector<std::tuple<const char*, const char*, const char*>> arena_transitions() {
+  std::vector<std::tuple<const char*, const char*, const char*>> all;
+  for (const auto& [before, event, after] : kArenaTransitions) {
+    all.emplace_back(kArenaStateNames[static_cast<std::size_t>(before)], kArenaEventNames[static_cast<std::size_t>(event)],
+                     kArenaStateNames[static_cast<std::size_t>(after)]);
+  }
+  return all;
 }
 
 // Return (state, event, next state) for each state and event.
@@ -266,6 +284,7 @@ void bind_client(nb::module_& m) {
       .value("BEGIN", Mark::begin)
       .value("END", Mark::end);
   m.attr("MOST_PATTERNS") = kMostPatterns;
+  m.attr("ARENA_TRANSITIONS") = arena_transitions();
   nb::class_<RecordingSchedule>(m, "RecordingSchedule", "State machine of a client's recording.")
       .def(nb::init<>())
       .def_prop_ro("state", [](const RecordingSchedule& s) { return kRecordingStateNames[static_cast<std::size_t>(s.state())]; })
@@ -411,9 +430,8 @@ void bind_client(nb::module_& m) {
       .def("stats", &client_stats)
       .def("misses", [](Client& c) { const Guarded guard(c.pool().lock); return c.misses(); }, released,
            "Return the number of requests so far that missed the plan.")
-      .def("misses_with_next", &Client::misses_with_next, released, "bytes"_a,
-           "Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far "
-           "as known.")
+      .def("serves_next", &Client::serves_next, released, "bytes"_a,
+           "Return whether this thread's next requests, of `bytes` together, will follow the plan, as far as known.")
       .def("reset_peaks", &Client::reset_peaks, released)
       .def("take_live_peak", &Client::take_live_peak, released, "Return the largest number of live bytes since the last call.")
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,

@@ -217,7 +217,7 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   } else if (const Address address = pool_->take_planned(*match.slot, bytes, sequence.follower.stream())) {
     if (pool_->foresees()) prefetch_upcoming(sequence);
     return address;
-  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->drain().has(match.slot->offset)) {
+  } else if (match.slot->offset + bytes > pool_->arena_bytes() || pool_->arena().is_drained(match.slot->offset)) {
     outcome = Outcome::no_arena;
   } else {
     const Occupancy::Range range = pool_->occupancy().overlapping(match.slot->offset, match.slot->offset + bytes);
@@ -255,7 +255,7 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   }
   if (given.address == 0) {
     const std::size_t before = pool_->source().reserved().current;
-    given = pool_->allocate_dynamic(bytes, stream, holes_for(sequence));
+    given = pool_->allocate_dynamic(bytes, stream, may_use_holes(sequence));
     const std::size_t after = pool_->source().reserved().current;
     if (after > before) taken_outside_arena_ += after - before;
     if (place != kDynamic && given.address != 0) pool_->note_planned_offset(given.address, place);
@@ -266,20 +266,13 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   return given;
 }
 
-// Choose the use of the arena's holes. Holes about to be used by a plan stay free, and buffers allocated
-// during warm-up may stay in them. If an iteration has outgrown its envelope, the arena serves requests in
-// any hole once much memory was taken beside the arena.
-Pool::Holes Client::holes_for(const Sequence& asks) const noexcept {
-  if (pool_->another_client_replays(this)) return Pool::Holes::kept;
-  if (!replaying_) return Pool::Holes::open;
-  const Follower& own = asks.follower;
-  const bool outgrown = own.pattern() != nullptr && own.pattern()->is_envelope() &&
-                        taken_outside_arena_ > pool_->arena_bytes() / Pool::kOutsideShare;
-  const bool kept = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
-    if (one.follower.warms_up()) return true;
-    return !outgrown && (&one == &asks ? one.follower.in_step() : one.follower.plays());
+// Return true if the arena's holes may serve this sequence's unplanned requests: a plan is about to use them while it
+// is followed, and buffers allocated during warm-up may stay in them.
+bool Client::may_use_holes(const Sequence& asks) const noexcept {
+  if (pool_->another_client_replays(this)) return false;
+  return !replaying_ || std::none_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
+    return one.follower.warms_up() || (&one == &asks ? one.follower.in_step() : one.follower.plays());
   });
-  return kept ? Pool::Holes::kept : outgrown ? Pool::Holes::needed : Pool::Holes::open;
 }
 
 // The lock is held, here and below.
@@ -316,8 +309,7 @@ void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) n
   const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   given.address = pool_->allocate_small(bytes, stream);
   given.rounded = pool_->small().rounded(bytes);
-  // any hole will do
-  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, Pool::Holes::open);
+  if (given.address == 0) given = pool_->allocate_dynamic(bytes, stream, true);
   if (given.address == 0) return report_out_of_memory(bytes, stream);
   count_small_allocation(given, bytes);
   count_allocation(given, bytes);

@@ -260,8 +260,8 @@ class Client : private Live<Client> {
   ClientStats stats();
   // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
   std::uint64_t misses() const noexcept;
-  // Return `misses`, and one more if one of this thread's next requests, of `bytes` together, will miss the plan, as far as known.
-  std::uint64_t misses_with_next(std::uint64_t bytes) noexcept;
+  // Return true if this thread's next requests, of `bytes` together, will follow the plan, as far as known.
+  bool serves_next(std::uint64_t bytes) noexcept;
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
   std::size_t take_live_peak() noexcept;
@@ -375,7 +375,7 @@ class Client : private Live<Client> {
   void keep_result() noexcept;
   double seconds_since_mark() noexcept;
   void release_idle_outside_arena() noexcept;
-  Pool::Holes holes_for(const Sequence& asks) const noexcept;
+  bool may_use_holes(const Sequence& asks) const noexcept;
   void begin(Sequence& sequence, std::uint64_t mark) noexcept;
   void begin_everywhere(std::uint64_t mark) noexcept;  // `mark`: number of the mark
   Pattern* largest(std::size_t most = ~std::size_t{0}) const noexcept;
@@ -392,7 +392,6 @@ class Client : private Live<Client> {
   void bypass_plan(Stream stream) noexcept;
   bool needs_request() const noexcept { return pool_->source().has_budget() && !arena_allowed_; }
   void refused(Pattern& pattern, Refusal why) noexcept;
-  void have_arena_for_others() noexcept;
   void signal_work() noexcept;
   bool take_signal() noexcept;
   std::size_t events_kept() noexcept;
@@ -463,7 +462,6 @@ class Client : private Live<Client> {
   ClientStats stats_;
   std::vector<Divergence> divergences_;
   DecisionLog decisions_;
-  std::uint64_t arena_decided_ = 0;   // bytes of the arena in the latest such decision
   std::vector<Pinned> pinned_;     // live at every boundary since they first blocked a slot
   unsigned dynamic_ = 0;              // nesting depth of dynamic scopes
   bool arena_allowed_ = false;          // under a budget: see set_arena_allowed()
@@ -479,7 +477,6 @@ class Client : private Live<Client> {
   std::uint64_t misses_before_ = 0;   // misses when this iteration began
   std::uint64_t turn_ = 0;            // number of the last iteration that all followers began together
   std::uint64_t gave_back_at_ = ~std::uint64_t{0};  // sum of all clients' iterations
-  ExponentialBackoff others_backoff_{32, 1024};       // in iterations; backoff of allocating an arena for other clients
   Refusal refusal_ = Refusal::none;   // for the largest arena that a pattern needs
   std::uint64_t refusals_ = 0;        // times that refusal_ has changed
   std::uint64_t check_at_ = 64;       // ring event number

@@ -22,7 +22,6 @@ constexpr unsigned kBypassPatience = 256;  // allocations to wait for the live r
 // the pool continues with the present arena and tries again some iterations later.
 void Client::have_arena() noexcept {
   if (pool_->forked() || !pool_->source().device().bound()) return;
-  if (pool_->clients().size() > 1) have_arena_for_others();
   if (known_.empty() || matches_awaited_ != 0) return;
   for (Pattern* pattern : known_) {
     if (!pattern->dormant || !in_use(pattern)) continue;
@@ -30,7 +29,6 @@ void Client::have_arena() noexcept {
     layout_changed();
   }
   take_arena();
-  if (std::exchange(arena_decided_, pool_->arena_bytes()) != pool_->arena_bytes()) decide(Decision::arena, 0, 0, 0, pool_->arena_bytes());
   if (pool_->arena_bytes() >= needed_bytes()) refusal_ = Refusal::none;
   const bool enough = has_arena_of_use();
   if (std::exchange(replaying_, enough) || !replaying_) return;
@@ -145,7 +143,7 @@ void Client::bypass_plan(Stream stream) noexcept {
 // Allocate the largest arena that a pattern needs, or else the largest available: a pattern that needs more
 // does not hinder the others.
 void Client::take_arena() noexcept {
-  if (pool_->conversion_backs_off()) return;
+  if (pool_->arena().conversion_backs_off(pool_->boundaries())) return;
   const bool all = pool_->source().device().hosted() != nullptr;  // the arena serves all patterns or none
   for (Pattern* one = largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
        one = largest(one->arena_bytes - 1)) {
@@ -166,8 +164,8 @@ void Client::take_arena() noexcept {
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::insufficient_memory || why == Refusal::budget;
   pattern.arena_backoff.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);
-  const bool vacates = why == Refusal::alive && pool_->drain().any();
-  if (vacates) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
+  const bool drains = why == Refusal::alive && pool_->arena().state() == ArenaState::draining;
+  if (drains) pattern.arena_backoff.make_due(iterations_ + 1);  // the arena may be empty at the next boundary
   if (&pattern != largest() || std::exchange(refusal_, why) == why) return;
   ++refusals_;
   decide(Decision::refused, pattern.id, static_cast<std::uint64_t>(why), 0, pattern.arena_bytes);
@@ -194,24 +192,6 @@ void Client::set_arena_allowed(bool takes) noexcept {
 void Client::take_offered_arena() noexcept {
   const Guarded guard(pool_->lock);
   have_arena();
-}
-
-// Allocate the arena for other clients. An arena that cannot grow in place is replaced at a moment without
-// live ranges. The boundaries of a refused client may never be such a moment, for example if each iteration
-// of that client uses buffers that this client made before, so that any client whose boundary is one
-// allocates the arena for the refused clients.
-void Client::have_arena_for_others() noexcept {
-  if (!others_backoff_.is_due(iterations_) || pool_->occupancy().alive() != 0) return;
-  bool had = false, refused = false;
-  for (const Client* other : pool_->clients()) {
-    if (other == this || other->refusal_ == Refusal::none) continue;
-    for (const Pattern* one = other->largest(); one != nullptr && pool_->arena_bytes() < one->arena_bytes;
-         one = other->largest(one->arena_bytes - 1)) {
-      (pool_->take_arena(one->arena_bytes) == Refusal::none ? had : refused) = true;
-    }
-  }
-  if (had) others_backoff_.start_over();
-  if (refused) others_backoff_.done(iterations_);
 }
 
 // Return the pattern that needs the largest arena of at most `most` bytes, dormant patterns excepted; null:

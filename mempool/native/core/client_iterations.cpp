@@ -33,18 +33,17 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-std::uint64_t Client::misses_with_next(std::uint64_t bytes) noexcept {
+bool Client::serves_next(std::uint64_t bytes) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
-  const bool follows = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
-  bool hits = follows;
+  bool hits = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
   for (std::uint32_t ahead = 0; hits; ++ahead) {
     const Follower::Next next = cache.sequence->follower.next_due(ahead);
     if (ahead != 0 && (next.slot == nullptr || next.size > bytes)) break;
     hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
     bytes -= std::min(bytes, next.size);
   }
-  return misses() + (hits ? 0 : 1);
+  return hits;
 }
 
 // Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates
@@ -148,9 +147,6 @@ void Client::forget_freed_pinned() noexcept {
   const Occupancy& occupancy = pool_->occupancy();
   const auto over = [&](const Pinned& pinned) { return occupancy.end_at(pinned.range.begin) != pinned.range.end; };
   pinned_.erase(std::remove_if(pinned_.begin(), pinned_.end(), over), pinned_.end());
-  for (const Pinned& pinned : pinned_) {
-    if (pinned.first + kPatience <= iterations_) pool_->reserve_holes();
-  }
 }
 
 std::vector<std::pair<Offset, Offset>> Client::pinned_ranges() {

@@ -18,7 +18,6 @@ enum class Decision : std::uint8_t {
   replaced,    // the same for a pattern with the sizes of a known one
   jointly,     // `count` variants were planned together
   around,      // planned around `count` ranges that stay in the arena
-  smaller,     // a longer search made a smaller arena, of `bytes`
   loaded,      // a pattern from a file was installed
   confirmed,   // the program follows a pattern from a file, which gets its arena
   set_aside,   // the program did not follow the patterns from the file
@@ -27,15 +26,14 @@ enum class Decision : std::uint8_t {
   withdrawn,   // the patterns do not pay, and are dropped
   forgotten,   // an unused pattern was dropped, since memory was short
   dropped,     // all patterns were dropped
-  arena,       // the arena has `bytes` now
+  arena,       // event `count` of arena.hpp: the arena had or has `bytes`
   refused,     // no arena of `bytes`: refusal `count`
-  converted,   // the arena of `bytes` became segments, since memory was short
   outgrown     // the iteration exceeds the plan and bypasses it
 };
-inline constexpr std::array<const char*, 21> kDecisionNames = {
+inline constexpr std::array<const char*, 19> kDecisionNames = {
     "recording", "paused",     "stopped",
-    "period",    "planned",    "replaced", "jointly",   "around",  "smaller", "loaded",  "confirmed", "set_aside",
-    "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "converted", "outgrown"};
+    "period",    "planned",    "replaced", "jointly",   "around",  "loaded",  "confirmed", "set_aside",
+    "superseded", "evicted",   "withdrawn", "forgotten", "dropped",  "arena",   "refused", "outgrown"};
 
 class DecisionLog {
  public:

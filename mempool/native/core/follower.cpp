@@ -307,4 +307,17 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   return Match::none(resynchronise(known) ? Outcome::size_mismatch : Outcome::desynchronized);
 }
 
+bool leads_through(const Pattern& pattern, std::uint32_t sequence, const std::uint64_t* sizes, std::size_t count) {
+  Pattern own = pattern;  // a table knows its follower
+  for (Table& table : own.tables) table.build_index(own.cyclic);
+  const std::vector<Pattern*> known{&own};
+  for (const Table& table : own.tables) {
+    if (table.sequence != sequence) continue;
+    Follower follower(sequence, table.stream);
+    follower.begin(&own, ~std::uint64_t{0}, 0);
+    return std::all_of(sizes, sizes + count, [&](std::uint64_t size) { return follower.next(size, known, true).slot != nullptr; });
+  }
+  return false;
+}
+
 }  // namespace mempool

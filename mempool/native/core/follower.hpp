@@ -206,6 +206,10 @@ class Follower {
   std::uint64_t rival_count_ = 0, rival_since_ = 0;
 };
 
+// Return true if a marked iteration of `sequence` with these sizes follows the pattern to the iteration's end without a miss.
+// May throw std::bad_alloc.
+bool leads_through(const Pattern& pattern, std::uint32_t sequence, const std::uint64_t* sizes, std::size_t count);
+
 // The next uses of a follower's plan, each announced once and within a window, for a device that prefetches
 // memory.
 class Lookahead {

@@ -35,11 +35,11 @@ Pool::Pool(std::unique_ptr<Device> device, const PoolOptions& options)
 }
 
 Pool::~Pool() {
-  if (arena_base_ != 0) source_.release_anyway(arena_base_, arena_space_, arena_bytes_);
+  if (arena_.base() != 0) source_.release_anyway(arena_.base(), arena_.space(), arena_.bytes());
 }
 
 void Pool::read_traits() noexcept {
-  if (source_.reserved().current != 0 || arena_base_ != 0) return;
+  if (source_.reserved().current != 0 || arena_.base() != 0) return;
   source_.read_traits();
   segments_.use_traits();
 }
@@ -78,9 +78,9 @@ Pool::Given Pool::allocate_in_hole(std::size_t bytes, Stream stream) noexcept tr
 // `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
 // stream.
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
-  if (arena_bytes_ == 0 || forked_) return {};
-  const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_bytes_);
-  return begin == arena_bytes_ ? Given{} : claim(begin, bytes, stream, anywhere);
+  if (arena_.bytes() == 0 || forked_) return {};
+  const Offset begin = occupancy_.find_hole(bytes, source_.traits().alignment, arena_.bytes());
+  return begin == arena_.bytes() ? Given{} : claim(begin, bytes, stream, anywhere);
 }
 
 // Claim a range under the same guard as for planned addresses. `anywhere`: streams may share memory that no
@@ -88,11 +88,11 @@ Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {
 Pool::Given Pool::claim(Offset begin, std::size_t bytes, Stream stream, bool anywhere) {
   const Offset end = begin + std::max<std::size_t>(bytes, 1);
   const bool free = occupancy_.is_free(begin, end, occupancy_.slots_before(end)) || !MEMPOOL_GUARDED("hole");
-  if (end > arena_bytes_ || !free || !(anywhere || streams_.plans_only(begin, end, stream))) return {};
+  if (end > arena_.bytes() || !free || !(anywhere || streams_.plans_only(begin, end, stream))) return {};
   const StreamIndex stream_index = streams_.prepare(begin, end, stream);
   if (stream_index == ArenaStreams::kNone) return {};
   occupancy_.take(begin, end, stream_index);
-  return {arena_base_ + begin, round_up(bytes), false};
+  return {arena_.base() + begin, round_up(bytes), false};
 }
 
 void Pool::note_planned_offset(Address address, Offset place) noexcept {
@@ -101,7 +101,7 @@ void Pool::note_planned_offset(Address address, Offset place) noexcept {
 
 Offset Pool::planned_offset_of(Address address) noexcept {
   if (arena_holds(address)) {
-    const Offset begin = address - arena_base_;
+    const Offset begin = address - arena_.base();
     return occupancy_.slot_at(begin) == BitSet::kNone ? kDynamic : begin;
   }
   static_assert(Block::kNoPlace == kDynamic);
@@ -110,7 +110,7 @@ Offset Pool::planned_offset_of(Address address) noexcept {
 }
 
 Pool::Given Pool::take_place(Offset begin, std::size_t bytes, Stream stream) {
-  return begin > arena_bytes_ || forked_ ? Given{} : claim(begin, bytes, stream, true);
+  return begin > arena_.bytes() || forked_ ? Given{} : claim(begin, bytes, stream, true);
 }
 
 Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
@@ -140,7 +140,7 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
 // device before asking for more, and the idle memory goes to the requesting stream. If a stream that lost
 // memory in this way returns, the stream is alive, and the share of idle memory left alone doubles.
 void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
-  const std::size_t used = source_.reserved().current - arena_bytes_ - segments_.retained();
+  const std::size_t used = source_.reserved().current - arena_.bytes() - segments_.retained();
   peak_outside_arena_ = std::max(peak_outside_arena_, used + bytes);
   const auto back = std::find(reassigned_streams_.begin(), reassigned_streams_.end(), stream);
   if (back != reassigned_streams_.end()) {
@@ -158,13 +158,12 @@ void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
   segments_.give_free_blocks_to(stream);
 }
 
-Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept {
+Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
     const bool budget = source_.has_budget();
-    const bool may = holes == Holes::needed || (holes == Holes::open && !holes_reserved_);
-    if (given.address == 0 && may && !drain_.any() && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0 && holes && arena_.state() != ArenaState::draining && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) reassign_idle_memory(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);
@@ -178,7 +177,7 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, Holes holes
 Pool::Freed Pool::at(Address address) noexcept {
   if (!uses_.empty() && uses_.waits(address)) return {Freed::dead};
   if (arena_holds(address)) {
-    const Offset begin = address - arena_base_;
+    const Offset begin = address - arena_.base();
     const Occupancy::LiveRange lives = occupancy_.at(begin);
     if (lives.end == 0) return {Freed::dead};
     return {Freed::arena, lives.end - begin, round_up(lives.end - begin), streams_.stream_of(lives.stream_index), lives.owner};
@@ -266,7 +265,7 @@ Pool::Freed Pool::free_now(Address address, Stream stream) noexcept {
 }
 
 Pool::Range Pool::reservation_of(Address address) noexcept {
-  if (arena_holds(address)) return {arena_base_, arena_bytes_};
+  if (arena_holds(address)) return {arena_.base(), arena_.bytes()};
   if (small_.owns(address)) return {address / SmallBlocks::kRegion * SmallBlocks::kRegion, SmallBlocks::kRegion};
   Segments* in = nullptr;
   const Block* block = segments_.find(address);
@@ -417,7 +416,7 @@ Owner Pool::adopt(Client* client) {
 void Pool::set_owner(Address address, Owner owner) noexcept {
   Segments* in = nullptr;
   if (arena_holds(address)) {
-    occupancy_.set_owner_at(address - arena_base_, owner);
+    occupancy_.set_owner_at(address - arena_.base(), owner);
   } else if (OutsideBuffers::Buffer* const buffer = outside_.find(address)) {
     buffer->owner = owner;
   } else if (const SmallBlocks::Place place = small_.find(address); place.is_live()) {
@@ -438,7 +437,7 @@ void Pool::part(Client* client) noexcept {
 }
 
 ArenaStats Pool::arena_stats() const noexcept {
-  return {arena_bytes_, occupancy_.alive(), occupancy_.strangers(), arena_refused_, conversions_};
+  return {arena_.bytes(), occupancy_.alive(), occupancy_.strangers(), arena_refused_, arena_.conversions()};
 }
 
 }  // namespace mempool

@@ -8,9 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
+#include "core/arena.hpp"
 #include "core/arena_streams.hpp"
 #include "core/foreign_uses.hpp"
 #include "core/graph_pools.hpp"
@@ -22,14 +22,11 @@
 #include "core/pattern.hpp"
 #include "fallback/segments.hpp"
 #include "fallback/small.hpp"
-#include "core/backoff.hpp"
 #include "core/sync.hpp"
 
 namespace mempool {
 
 class Client;
-
-struct LiveArena : Live<LiveArena> {};  // counts the arenas in existence
 
 struct PoolOptions {
   std::size_t small_bytes = 512;  // requests up to this size use size classes and are never planned
@@ -62,7 +59,7 @@ struct ArenaStats {
   std::uint64_t conversions = 0;
 };
 
-class Pool : private Live<Pool>, private Idle {
+class Pool : private Live<Pool>, private Idle, private ArenaLog {
  public:
   using Live<Pool>::count;
   Pool(std::unique_ptr<Device> device, const PoolOptions& options);
@@ -73,7 +70,7 @@ class Pool : private Live<Pool>, private Idle {
   Lock lock;
 
   // --- the arena
-  bool arena_holds(Address address) const noexcept { return address - arena_base_ < arena_bytes_; }
+  bool arena_holds(Address address) const noexcept { return arena_.holds(address); }
   // Grow the arena to at least `bytes`, after returning the fallback's free memory to the device. On refusal
   // the arena is unchanged, except that after Refusal::device an arena without live ranges may have been
   // released.
@@ -81,8 +78,8 @@ class Pool : private Live<Pool>, private Idle {
   // Return whether the arena has the slot's range, and no live range intersects it.
   bool is_slot_free(const Slot& slot, std::size_t bytes) const noexcept {
     const Offset end = slot.offset + bytes;
-    if (end > arena_bytes_ && MEMPOOL_GUARDED("arena_end")) return false;
-    if (drain_.any() && drain_.has(slot.offset)) return false;
+    if (end > arena_.bytes() && MEMPOOL_GUARDED("arena_end")) return false;
+    if (arena_.is_drained(slot.offset)) return false;
     // If an envelope's buffer is smaller than planned, live ranges behind the buffer do not matter.
     return occupancy_.is_free(slot.offset, end, slot.slots_before_end) ||
            occupancy_.is_free(slot.offset, end, occupancy_.slots_before(end));
@@ -98,16 +95,15 @@ class Pool : private Live<Pool>, private Idle {
       if (MEMPOOL_GUARDED("stream_index")) occupancy_.set_stream_index(slot.index, stream_index);
     }
     occupancy_.take_slot(slot.index, end);
-    return arena_base_ + slot.offset;
+    return arena_.base() + slot.offset;
   }
   // Return true if, as far as known, memory for a second arena of the same size is available beside this one.
   bool fits_twice() noexcept;
   // called at a boundary; ends the arena drain unless a pattern needs a larger arena
   void end_drain_unless_needed() noexcept;
-  // Places kept empty by the arena drain that prepares a larger arena.
-  const ArenaDrain& drain() const noexcept { return drain_; }
+  const Arena& arena() const noexcept { return arena_; }
   const ArenaStreams& arena_streams() const noexcept { return streams_; }
-  std::size_t arena_bytes() const noexcept { return arena_bytes_; }
+  std::size_t arena_bytes() const noexcept { return arena_.bytes(); }
   // Rebuild the planned slots from the starts of all patterns of all clients. Call after a pattern is added
   // or removed. May throw std::bad_alloc.
   void rebuild_slots();
@@ -124,11 +120,8 @@ class Pool : private Live<Pool>, private Idle {
     bool fresh = false;       // reads as zeros
   };
   Address allocate_small(std::size_t bytes, Stream stream) noexcept;
-  // Use of the arena's holes for unplanned requests. kept: reserved for clients that follow a plan, if
-  // possible; open: allowed, unless a long-lived range has been in the way of a plan; needed: allowed even
-  // then.
-  enum class Holes : std::uint8_t { kept, open, needed };
-  Given allocate_dynamic(std::size_t bytes, Stream stream, Holes holes) noexcept;
+  // `holes`: the arena's holes may serve the request; else they do only before memory runs out.
+  Given allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept;
 
   // Live buffers that the framework's own allocator serves.
   OutsideBuffers& outside() noexcept { return outside_; }
@@ -169,12 +162,12 @@ class Pool : private Live<Pool>, private Idle {
   }
   // The stream of the allocation of a live buffer in the arena.
   Stream stream_in_arena(Address address) const noexcept {
-    return streams_.shared() ? streams_.stream_of(occupancy_.at(address - arena_base_).stream_index) : streams_.first();
+    return streams_.shared() ? streams_.stream_of(occupancy_.at(address - arena_.base()).stream_index) : streams_.first();
   }
   // --- the client that counts a buffer, if the pool has several clients
   Owners& owners() noexcept { return owners_; }
   Owner owner_in_arena(Address address) const noexcept {
-    return arena_holds(address) ? occupancy_.at(address - arena_base_).owner : Owners::kWhoever;
+    return arena_holds(address) ? occupancy_.at(address - arena_.base()).owner : Owners::kWhoever;
   }
   void set_owner(Address address, Owner owner) noexcept;  // of a live buffer
   // Set the owner of a planned buffer that was just allocated.
@@ -250,12 +243,6 @@ class Pool : private Live<Pool>, private Idle {
   // the fallback, and the rest is free for `stream` and, after the usual waits, for others. Call only after
   // synchronize() and not during a graph capture. False: nothing has changed.
   bool convert_arena_to_segments(Stream stream) noexcept;
-  // Return true after a recent conversion: no arena is allocated before the next boundary, with exponential
-  // backoff if conversions repeat.
-  bool conversion_backs_off() const noexcept { return !conversion_backoff_.is_due(boundaries()); }
-  // Reserve the arena's holes for emergencies from now on: a long-lived range, perhaps in a hole, is in the
-  // way of a plan.
-  void reserve_holes() noexcept { holes_reserved_ = true; }
   void return_idle() noexcept;         // releases memory that stayed idle through the last two calls
   // Call return_idle() once every client that follows a plan has reached a boundary since the last time, so
   // that memory used in each iteration of the slower clients does not count as idle.
@@ -296,7 +283,7 @@ class Pool : private Live<Pool>, private Idle {
   const SmallBlocks& small() const noexcept { return small_; }
   Occupancy& occupancy() noexcept { return occupancy_; }
   const Occupancy& occupancy() const noexcept { return occupancy_; }
-  Address arena_base() const noexcept { return arena_base_; }
+  Address arena_base() const noexcept { return arena_.base(); }
   std::uint64_t retries() const noexcept { return retries_; }  // requests that forced memory to be given back
   // the part of the retries that waited for all streams
   std::uint64_t waits() const noexcept { return waits_; }
@@ -312,8 +299,8 @@ class Pool : private Live<Pool>, private Idle {
 
  private:
   Refusal try_arena(std::size_t bytes) noexcept;
-  void forget_arena() noexcept;  // for an arena that was released or converted to segments
-  bool reserve_arena(std::size_t bytes) noexcept;
+  void arena_changed(ArenaEvent event, std::size_t before, std::size_t after) noexcept override;
+  bool take_new_arena(std::size_t bytes) noexcept;
   bool could_be_reserved(std::size_t arena_bytes, bool in_place) noexcept;
   bool fits_with(std::size_t stays, std::size_t more) noexcept;
   // true: releasing the arena's free pages would make `bytes` available
@@ -329,7 +316,7 @@ class Pool : private Live<Pool>, private Idle {
   // the largest arena that a pattern needs, dormant ones excepted
   std::size_t planned_bytes() const noexcept;
   std::size_t release_in_arena(Address address, Stream stream) noexcept {
-    const Offset begin = address - arena_base_;
+    const Offset begin = address - arena_.base();
     const Offset end = occupancy_.release(begin);
     if (end == 0) return 0;
     streams_.freed(begin, end, stream);
@@ -361,22 +348,15 @@ class Pool : private Live<Pool>, private Idle {
 
   Gauge deferred_;
   Waiting deferred_small_;
-  Address arena_base_ = 0;
-  std::optional<LiveArena> live_arena_;  // set while an arena exists
-  std::size_t arena_bytes_ = 0;     // committed, from the base
-  std::size_t arena_space_ = 0;     // reserved address space
+  Arena arena_{*this};
   Owners owners_;
-  std::uint64_t arena_refused_ = 0, conversions_ = 0;
-  std::uint64_t arena_since_ = 0;  // boundary number
-  ExponentialBackoff conversion_backoff_{1, 64};          // in boundaries; backoff after the arena was converted to segments
+  std::uint64_t arena_refused_ = 0;
   std::uint64_t retries_ = 0, waits_ = 0;
   std::size_t peak_outside_arena_ = 0;       // largest use outside the arena at a request for more memory, in bytes
   // factor: idle memory of other streams up to this multiple of peak_outside_arena_ is left to those streams
   std::size_t idle_factor_ = 1;
   // streams whose idle memory was reassigned and that have not been seen since
   std::vector<Stream> reassigned_streams_;
-  bool holes_reserved_ = false;
-  ArenaDrain drain_;
   bool forked_ = false;             // a forked child gets no planned addresses
   std::vector<Client*> clients_;
   std::uint64_t past_boundaries_ = 0;  // of former clients

@@ -16,12 +16,16 @@ struct Bypass {
   Place place;  // written while it is not open
   std::mutex mutex;  // of all below
   std::int64_t (*room)(void*) = nullptr;
+  int (*serves)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t reserve = 0;
   std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
   WeakStorages<Used> used;
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
+
+  // Return whether the pool has neither room for `need` bytes nor a place in its plan.
+  bool lacks(std::int64_t need) const { return room(client) - need < reserve && serves(client, need) == 0; }
 
   // Note a use by the current operation, and return whether the storage is known. A view of an unwritten storage leaves it unwritten.
   bool use(const c10::Storage& storage, bool views) {
@@ -36,8 +40,7 @@ struct Bypass {
   }
 
   void add(const c10::Storage& storage, bool blank) {
-    if (!used.contains(storage.unsafeGetStorageImpl()))
-      used.emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
+    used.try_emplace(storage.unsafeGetStorageImpl(), Used{storage.getWeakStorageImpl(), clock, blank});
   }
 };
 
@@ -52,16 +55,17 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
   std::optional<std::int64_t> need;
   std::uint64_t signature = 0;
   Storages storages;
+  Addresses unknown;  // the mode must register them: their memory may be foreign
   if (!inert && !operation.traits.composite) signature = signature_of(op, *stack, operation, all.place.device, storages);
   {
     const std::lock_guard lock(all.mutex);
     ++all.clock;
-    bool are_known = true;  // the mode must register other storages: their memory may be foreign
-    for (const c10::Storage* storage : storages) are_known &= all.use(*storage, views);
+    for (const c10::Storage* storage : storages)
+      if (!all.use(*storage, views)) unknown.push_back(storage->unsafeGetStorageImpl());
     if (inert || (signature != 0 && views)) {
       need = 0;
-    } else if (const auto known = all.needs.find(signature); signature != 0 && are_known && known != all.needs.end()) {
-      if (known->second == 0 || all.room(all.client) - known->second >= all.reserve) need = known->second;
+    } else if (const auto known = all.needs.find(signature); signature != 0 && unknown.empty() && known != all.needs.end()) {
+      if (known->second == 0 || !all.lacks(known->second)) need = known->second;
     }
     if (need) ++all.passed;
   }
@@ -74,8 +78,13 @@ void run_bypassed(const c10::OperatorHandle& op, const Operation& operation, Dis
     run_awaited(op, below, stack, signature);
     if (signature == 0 || !all.open.load(std::memory_order_acquire)) return;
   }
-  if (inert || operation.views) return;  // learned by now
+  if (inert) return;
   const std::lock_guard lock(all.mutex);
+  if (operation.views) {  // learned by now
+    if (!views)  // the mode registers nothing for a view
+      for (const c10::StorageImpl* one : unknown) all.used.erase(one);
+    return;
+  }
   Storages results;
   for (auto at = stack->end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); at != stack->end(); ++at)
     add_storages(*at, all.place.device, results);
@@ -106,12 +115,14 @@ std::vector<at::Tensor> taken() {
 
 // Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
 // bypass is open.
-MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), void* client, std::int64_t reserve) {
+MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), int (*serves)(void*, std::int64_t),
+                                        void* client, std::int64_t reserve) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
   if (all.open.load()) return 0;
   all.place.set(mode, cuda != 0);
   all.room = room;
+  all.serves = serves;
   all.client = client;
   all.reserve = reserve;
   all.open.store(true, std::memory_order_release);

@@ -100,11 +100,11 @@ class Bypass:
             return
         library = self._library
         self._reload_all()
-        cuda = self._storages.device == "cuda"
-        room, client = _core.torch_room_function(), self._client.handle
+        cuda, reserve = self._storages.device == "cuda", self._reserve_bytes()
+        room, serves = _core.torch_room_function(), _core.torch_serves_function()
         self._passed_before = library.mempool_bypass_count()
         self._transfers.holds_all = self.is_open = True  # set first, as Ctrl-C may come between
-        if library.mempool_bypass_open(id(self._mode), cuda, room, client, self._reserve_bytes()):
+        if library.mempool_bypass_open(id(self._mode), cuda, room, serves, self._client.handle, reserve):
             self._iterations.let_pool_learn()
             self._client.set_arena_allowed(True)
         else:
@@ -182,10 +182,10 @@ class Bypass:
         """Take the mode off the stack until the program needs more memory."""
         if self.is_standing_by:
             return
-        self.is_standing_by = True  # set first, as Ctrl-C may come between
+        self.is_standing_by = self._has_stood_by = True  # set first, as Ctrl-C may come between
         if self._library.mempool_standby_begin(id(self._mode)):
             self._watch(most_misses=NEVER)  # without a mode, PyTorch allocates differently
-            self._unplanned_iterations, self._has_stood_by = 0, True
+            self._unplanned_iterations = 0
         else:
             self.is_standing_by = False
 
@@ -209,9 +209,10 @@ class Bypass:
     # --- operations seen while the bypass is open
 
     def lacks(self, more: int) -> bool:
-        """Return whether there is too little room for `more` bytes."""
+        """Return whether there is neither room for `more` bytes nor a place in the pool's plan."""
         self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
-        return self._headroom.left() - more < self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
+        reserve = self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
+        return self._headroom.left() - more < reserve and not self._client.serves_next(more)
 
     def learn(self, traits: OperatorTraits, footprint: int) -> None:
         """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
 from mempool.torch.eager.operator_traits import PLAIN
-from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ class DispatcherPatches:
         transfers: TransferManager,
         record_of: Callable[[torch.Tensor, Any], StorageRecord | None],
         known_record: Callable[[torch.Tensor, Any], StorageRecord | None],
-        admit: Callable[[int, list[StorageRecord]], None],
+        make_room_for: Callable[[StorageRecord], None],
     ) -> None:
         """Prepare the patches.
 
@@ -61,11 +59,12 @@ class DispatcherPatches:
             transfers: reloads storages.
             record_of: returns the record of a tensor's storage; registers an unknown storage first.
             known_record: the same for storages that the program's operations used; None for others.
-            admit: makes room for so many bytes and for the storages, and reloads these.
+            make_room_for: makes room for a storage that is to be reloaded.
         """
         self._storages = storages
         self._transfers = transfers
-        self._record_of, self._known_record, self._admit = record_of, known_record, admit
+        self._record_of, self._known_record = record_of, known_record
+        self._make_room_for = make_room_for
         self._replaced: list[tuple[Any, str, Any]] = []
         self._held_for_iteration: deque[tuple[int, StorageRecord]] = (
             deque()
@@ -95,8 +94,7 @@ class DispatcherPatches:
         lent: list[tuple[StorageRecord, bool]] = []
         try:
             for record in self._find_records(values):
-                if record.state == OFFLOADED and threading.get_ident() == self._transfers.thread:
-                    self._admit(record.rounded_bytes, [])
+                self._make_room_for(record)
                 lent.append((record, False))
                 lent[-1] = record, self._transfers.lend(record)
             yield lent
@@ -104,11 +102,8 @@ class DispatcherPatches:
             for record, away in lent:
                 self._transfers.give_back(record, away=away, wrote=writes)
 
-    def _admitted_records(self, value: Any) -> list[StorageRecord]:
-        """Make room for a tensor's storages, or a storage, and reload them; return their records.
-
-        Unknown storages are registered first.
-        """
+    def _records_of(self, value: Any) -> list[StorageRecord]:
+        """Return the records of a tensor's storages, or of a storage; register unknown storages first."""
         if isinstance(value, torch.UntypedStorage):
             pairs = [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
         else:
@@ -116,20 +111,18 @@ class DispatcherPatches:
             with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
                 pairs = [*storages_in(_plain(value))]
         found = (self._record_of(plain, storage) for plain, storage in pairs)
-        records = [record for record in found if record is not None]
-        absent = [record for record in records if record.state == OFFLOADED]
-        if absent and threading.get_ident() == self._transfers.thread:  # no other thread makes room
-            self._admit(0, absent)
-        return records
+        return [record for record in found if record is not None]
 
     def hold_resident(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device for good."""
-        for record in self._admitted_records(value):
+        for record in self._records_of(value):
+            self._make_room_for(record)
             self._transfers.hold_resident(record)
 
     def _hold_for_iteration(self, value: Any) -> None:
         """Keep a tensor's storages, or a storage, on the device until the end of the next iteration."""
-        for record in self._admitted_records(value):
+        for record in self._records_of(value):
+            self._make_room_for(record)
             self._transfers.lend(record)
             self._held_for_iteration.append((self._iteration, record))
 

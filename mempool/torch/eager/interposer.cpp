@@ -239,7 +239,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     Storages storages;
     const c10::DeviceType device = (awaits ? follower().place : entries().place).device;
     const std::uint64_t signature = signature_of(op, *stack, operation, device, storages);
-    if (!traits.composite) entries().note(addresses_of(storages), stream_now(device));
+    entries().note(addresses_of(storages), stream_now(device));
     run_awaited(op, below, stack, awaits ? signature : 0, signature);
   } else {
     op.redispatchBoxed(below, stack);

@@ -26,7 +26,7 @@ from mempool.torch.eager.operator_traits import TraitsRegistry, wraps_memory
 from mempool.torch.eager.pool_headroom import PoolHeadroom
 from mempool.torch.eager.recorded_iteration import IterationDetector
 from mempool.torch.eager.schedule_follower import ScheduleFollower
-from mempool.torch.eager.storages import OFFLOADED, RELOADING, StorageRecord, StorageRegistry
+from mempool.torch.eager.storages import RELOADING, StorageRecord, StorageRegistry
 from mempool.torch.eager.transfers import OffloadCounters, TransferManager, report_values
 from mempool.torch.optimizer_steps import Listener
 
@@ -168,7 +168,7 @@ class OffloadMode(TorchDispatchMode):
             self.transfers,
             self.operations.record_of,
             self.operations.known_record,
-            self.operations.admit,
+            self.operations.make_room_for,
         )
         self._set_ours = interposer.library().mempool_interposer_ours
         self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
@@ -341,7 +341,8 @@ class OffloadMode(TorchDispatchMode):
 
     def _end_seen_iteration(self, peak_bytes: int) -> None:
         """End an iteration whose operations were seen, or followed; `peak_bytes`: most bytes held."""
-        self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
+        if self.headroom is None or not self.headroom.is_followed:  # else what was made is not registered yet
+            self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
         partial, self.operations.is_partial = self.operations.is_partial, False
         is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
         followed = self.iterations.pattern if is_followed else None
@@ -410,8 +411,7 @@ class OffloadMode(TorchDispatchMode):
         for plain, storage in storages_in(tensor):
             if (record := self.operations.known_record(plain, storage)) is None:
                 continue
-            if record.state == OFFLOADED and not other:
-                self.operations.admit(record.rounded_bytes, [])
+            self.operations.make_room_for(record)
             given.append((self, record, False, writes))
             given[-1] = self, record, self.transfers.lend(record), writes
             if (other and self.storages.device != "cpu") or self._keeps_arguments(operation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -269,6 +270,14 @@ class OperationRunner:
         if self.follower is not None and self.follower.is_following:
             self.follower.register_made()  # they may be evicted too
         self._eviction.admit(needed, given, self.clock, ahead=not self._iterations.is_following)
+
+    def make_room_for(self, record: StorageRecord) -> None:
+        """Make room for a storage that code past the mode needs, if it is offloaded.
+
+        Other threads make no room: the storages of the operation in progress could leave.
+        """
+        if record.state == OFFLOADED and threading.get_ident() == self._transfers.thread:
+            self.admit(record.rounded_bytes, [])
 
     def _can_retry(self, traits: OperatorTraits, given: list[StorageRecord]) -> bool:
         """Return whether an operation that ran out of memory may be retried, after evicting other storages.

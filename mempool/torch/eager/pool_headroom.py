@@ -72,9 +72,8 @@ class PoolHeadroom:
         then.
         """
         if not self.is_checked:
-            if (
-                more < self.limit_bytes // OPTIONS.checked_operation_divisor
-                or self._client.misses_with_next(more) == self.misses_before
+            if more < self.limit_bytes // OPTIONS.checked_operation_divisor or (
+                self._client.misses() == self.misses_before and self._client.serves_next(more)
             ):
                 return False
             self.is_checked = True

@@ -153,7 +153,7 @@ class OffloadOptions:
     footprint_ample: int = 8
     max_footprints: int = 1 << 16
 
-    bypass_open_divisor: int = 8
+    bypass_open_divisor: int = 12
     bypass_reserve_divisor: int = 32
     bypass_iterations: int = 2
     bypass_max_iterations: int = 64
