@@ -194,6 +194,7 @@ class Rehearsal:
             self._files.patch_files()
         if self._files is not None:
             self._files.patch_torch()
+        ranks.accept_shapes()
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
@@ -537,7 +538,8 @@ class Rehearsal:
             self.outcome.write(self._folder / "outcome.json")
         elif self.outcome.peak_reserved_bytes > 0:
             self.outcome.name, self.outcome.pid = _process_name(), os.getpid()
-            self.outcome.write(self._folder / f"process-{os.getpid()}.json")
+            with contextlib.suppress(OSError):  # the rehearsal has ended
+                self.outcome.write(self._folder / f"process-{os.getpid()}.json")
 
     def _note_plan(self) -> None:
         """Keep the pool's plan, and note what it is of."""
@@ -570,10 +572,11 @@ def _is_nvidia_smi(command: Any) -> bool:
 
 
 def _process_name() -> str:
-    """Return the name that multiprocessing gives to this process, else that of its script."""
+    """Return the name that multiprocessing gives to this process, else that of its script, with the rank."""
     module: Any = sys.modules.get("multiprocessing.process")
     name = "MainProcess" if module is None else module.current_process().name
-    return Path(sys.argv[0]).name if name == "MainProcess" else name
+    rank = os.environ.get("RANK")
+    return name if name != "MainProcess" else Path(sys.argv[0]).name + (f" rank {rank}" if rank else "")
 
 
 def own_line(frame: FrameType, number: int) -> str:

@@ -205,7 +205,7 @@ def test_data_parallel_uses_all_devices_of_the_machine(cli: Cli) -> None:
 
 def test_processes_that_fit_alone_do_not_fit_together_on_a_card(cli: Cli) -> None:
     """Each ends after its steps, and has a result although multiprocessing calls no exit handlers."""
-    run = rehearse(cli, "--card 'RTX 3060' --steps 2", "processes.py", "how=fork 26000", code=1)
+    run = rehearse(cli, "--card 'RTX 3060' --steps 2", "processes.py", "fork 26000", code=1)
     assert (run["ended"], run["steps"], run["peak_reserved_bytes"], run["fits"]) == ("program", 0, 0, False)
     one, two = run["processes"]
     assert {one["name"], two["name"]} == {"ForkProcess-1", "ForkProcess-2"}
@@ -213,16 +213,26 @@ def test_processes_that_fit_alone_do_not_fit_together_on_a_card(cli: Cli) -> Non
         assert (process["steps"], process["device"], process["out_of_memory_in_step"]) == (2, 0, None)
         assert process["peak_allocated_bytes"] > 2 * 26000**2 * 4
         assert 6 * GIB < process["device_bytes"] < 11 * GIB
-    out, _ = cli.run("rehearse --card 'RTX 3060'", PROGRAMS / "processes.py", "how=fork 26000", code=1)
-    assert "does not fit with the others" in out
+
+
+def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli) -> None:
+    out, _ = cli.run("rehearse --card T4", PROGRAMS / "processes.py", "spawn 50000", code=1)
+    assert "SpawnProcess-1" in out
+    assert "out of memory in step 1" in out
+    assert "which the program handled" not in out
     assert "processes share GPU 0: together they hold up to" in out
 
 
-def test_script_that_a_program_starts_has_a_result(cli: Cli) -> None:
-    run = rehearse(cli, "--card 'RTX 3060'", "processes.py", "how=script 16384")
-    (process,) = run["processes"]
-    assert (process["name"], process["steps"], run["fits"]) == ("processes.py", 4, True)
-    assert process["device_bytes"] > process["peak_reserved_bytes"] > 2 * 16384**2 * 4
+def test_ranks_that_torchrun_starts_have_results(cli: Cli) -> None:
+    launcher = f"-m torch.distributed.run --standalone --nproc-per-node 2 {PROGRAMS / 'parallel.py'}"
+    run = rehearse(cli, "--card 'RTX 3060' --devices 2", launcher, "kind=ddp")
+    assert (run["fits"], run["peak_reserved_bytes"]) == (True, 0)
+    ranks = {process["name"]: process for process in run["processes"]}
+    assert ranks.keys() == {"parallel.py rank 0", "parallel.py rank 1"}
+    for rank in (0, 1):
+        process = ranks[f"parallel.py rank {rank}"]
+        assert (process["steps"], process["device"]) == (4, rank)
+        assert process["device_bytes"] > process["peak_reserved_bytes"] > 4 * 4 * 1024 * 1025 * 4
 
 
 def test_lack_of_memory_on_a_card_is_the_answer_no_whether_caught_or_not(

@@ -106,12 +106,6 @@ def test_senseless_option_is_refused_in_a_line_with_its_name(
     assert says in cli.error(f"rehearse {options} {SCRIPT}", code=2)
 
 
-@pytest.mark.parametrize("torchrun", ["torchrun train.py", "-m torch.distributed.run train.py"])
-def test_torchrun_is_refused_with_the_option_to_use(cli: Cli, script: Path, torchrun: str) -> None:
-    script.with_name("torchrun").write_text("")
-    assert "rehearse the script itself, with --ranks N" in cli.error(f"rehearse {torchrun}", code=2)
-
-
 def test_missing_files_are_named(cli: Cli, script: Path) -> None:
     assert "absent.py: No such file or directory" in cli.error("rehearse absent.py", code=3)
     says = cli.error(f"rehearse --trace absent/t.parquet {SCRIPT}", code=3)

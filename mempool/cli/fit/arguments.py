@@ -11,7 +11,7 @@ from mempool.cli.options import parsed
 from mempool.torch import model_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mempool.hardware.gpu_memory import Card
     from mempool.torch.model_spec import ModelSpec
@@ -22,6 +22,14 @@ _OF_A_MODEL = (
     *("batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
     *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
+#: Options that are attributes of a job; those that are names, with the parser that checks each.
+_OF_A_JOB = ("mode", "device", "checkpoint", "accumulate")
+_NAMED: dict[str, Callable[[str], Any]] = {
+    "dtype": model_spec.parse_type,
+    "autocast": model_spec.parse_type,
+    "optimizer": model_spec.parse_name,
+    "loss": model_spec.parse_name,
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,7 @@ class FitRequest:
         limit_bytes: memory of the device.
         capability: compute capability of the card.
         card: name of the card in `mempool.hardware.gpu_memory`.
-        job: attributes that are passed to `Job` unchanged.
-        dtype, autocast: PyTorch's names of types.
-        optimizer, loss: given by name.
+        job: attributes of the `Job`, with names of optimizer, loss and types as typed.
         task: task of a model of transformers.
         arguments: of the program, in ``sys.argv``.
         main: whether to run a script as a program.
@@ -55,10 +61,6 @@ class FitRequest:
     capability: tuple[int, int] | None = None
     card: str | None = None
     job: dict[str, Any] = field(default_factory=dict)
-    dtype: str | None = None
-    autocast: str | None = None
-    optimizer: ModelSpec | None = None
-    loss: ModelSpec | None = None
     task: str | None = None
     arguments: tuple[str, ...] = ()
     main: bool = False
@@ -85,6 +87,8 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
     target = parsed("MODEL", model_spec.parse_target, options["target"])
     assert target is not None
     sizes = {name: parsed(f"--{name}", model_spec.parse_sizes, options[name]) for name in ("batch", "seq")}
+    for name, parse in _NAMED.items():
+        parsed(f"--{name}", parse, options[name])
     limit_bytes, card, notes = _limit(options["limit"], options["card"])
     for name, names in (("mode", ("train", "inference")), ("device", ("cuda", "cpu"))):
         if options[name] not in (None, *names):
@@ -108,11 +112,7 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         limit_bytes=limit_bytes,
         capability=None if card is None else card.capability,
         card=None if card is None else card.name,
-        job={k: options[k] for k in ("mode", "device", "checkpoint", "accumulate") if options[k] is not None},
-        dtype=parsed("--dtype", model_spec.parse_type, options["dtype"]),
-        autocast=parsed("--autocast", model_spec.parse_type, options["autocast"]),
-        optimizer=parsed("--optimizer", model_spec.parse_name, options["optimizer"]),
-        loss=parsed("--loss", model_spec.parse_name, options["loss"]),
+        job={name: options[name] for name in (*_OF_A_JOB, *_NAMED) if options[name] is not None},
         task=options["task"],
         arguments=tuple(options["arguments"] or ()),
         main=options["main"],

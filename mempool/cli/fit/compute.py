@@ -8,8 +8,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mempool.cli.output import ExitCode, Stop
 from mempool.errors import UsageError
 from mempool.hardware.gpu_throughput import DEFAULT, rates_of
@@ -20,7 +18,6 @@ from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.margins import margins, parse_margins
 from mempool.torch.estimate.program import run_program
-from mempool.torch.estimate.sources.optimizers_and_losses import loss_of_name, optimizer_of
 from mempool.torch.estimate.sources.transformers_models import (
     model_inputs,
     sequence_length,
@@ -154,14 +151,7 @@ def _job(request: FitRequest, found: TransformersModel, seq: int | None, batch: 
     def inputs(size: int) -> Any:
         return (), model_inputs(found, size, seq, labels=labels)
 
-    attributes: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": batch or 1} | request.job
-    if request.optimizer is not None:
-        attributes["optimizer"] = optimizer_of(request.optimizer)
-    if request.loss is not None:
-        attributes["loss"] = loss_of_name(request.loss)
-    for name in ("dtype", "autocast"):
-        if (dtype := getattr(request, name)) is not None:
-            attributes[name] = getattr(torch, dtype)
+    attributes: dict[str, Any] = {"optimizer": "adamw", "batch": batch or 1} | request.job
     if request.capability is not None:
         attributes["capability"] = request.capability
     if request.card is not None:

@@ -14,7 +14,6 @@ from mempool.cli.fit.command import complete_cards
 from mempool.cli.output import ExitCode, Stop, error_line, print_json
 from mempool.cli.output_files import write_obstacle
 from mempool.cli.run.command import check_files, refuse_space
-from mempool.cli.run.exec import is_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -180,7 +179,7 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
             render.show(runs, request, runner.installation)
         if trace is not None and runs[0].recording is not None:
             _write_trace(runs[0].recording, trace)
-    if any(run.outcome.failed or not run.measured for run in runs):
+    if any(run.failed for run in runs):
         raise Stop(ExitCode.FAILED)
     if not any(run.fits for run in runs):
         raise Stop(ExitCode.NEGATIVE)
@@ -191,10 +190,6 @@ def check_program(program: Sequence[str]) -> None:
     if program[0].startswith("-") and (program[0][:2] != "-m" or list(program) == ["-m"]):
         raise typer.BadParameter(f"a rehearsal is of a script or of -m MODULE, not of {program[0]}")
     check_files(program)
-    if is_torchrun(program):
-        raise Stop(
-            ExitCode.USAGE, "torchrun starts several processes: rehearse the script itself, with --ranks N"
-        )
 
 
 @contextmanager

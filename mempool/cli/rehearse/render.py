@@ -138,7 +138,7 @@ def _rows(run: Run) -> Sequence[Outcome]:
 
 def _result(run: Run, outcome: Outcome, *, limited: bool) -> str:
     if outcome.out_of_memory_in_step is not None:
-        handled = ", which the program handled" if outcome.complete else ""
+        handled = ", which the program handled" if outcome.complete and not run.outcome.failed else ""
         return f"out of memory in step {outcome.out_of_memory_in_step}{handled}"
     if outcome.failed:
         return outcome.ended

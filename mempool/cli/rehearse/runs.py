@@ -76,10 +76,19 @@ class Run:
         return bool(self.processes)
 
     @property
+    def lacks_memory(self) -> bool:
+        """Return true if a request of a process failed."""
+        return any(each.out_of_memory_in_step is not None for each in (self.outcome, *self.outcome.processes))
+
+    @property
+    def failed(self) -> bool:
+        """Return true if the program has no answer: it failed for another reason, or held no memory."""
+        return not self.measured or (self.outcome.failed and not self.lacks_memory)
+
+    @property
     def fits(self) -> bool:
         """Return true if the program ran without a lack of memory, and its processes fit together."""
-        ran = all(each.out_of_memory_in_step is None for each in self.processes)
-        return self.measured and self.outcome.complete and ran and not self.exceeded_devices
+        return self.measured and self.outcome.complete and not self.lacks_memory and not self.exceeded_devices
 
     @property
     def exceeded_devices(self) -> list[int]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mempool.errors import UsageError
-
 #: Modules that only contain other modules and are never called.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 #: Methods of models of transformers, newest first, that switch checkpointing on.
@@ -43,7 +41,12 @@ class Checkpointing:
         return cls(tuple(blocks)) if blocks else None
 
     def apply(self, model: nn.Module, *, preserve_rng_state: bool = True) -> None:
-        """Let the model, which is changed in place, recompute activations in the backward."""
+        """Let the model, which is changed in place, recompute activations in the backward.
+
+        Args:
+            model: the model.
+            preserve_rng_state: whether the state of the random numbers takes memory beside the activations.
+        """
         options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
         if self.switch:
             owner, _, method = self.switch.rpartition(".")
@@ -59,21 +62,6 @@ class Checkpointing:
             return f"model.{self.switch}()"
         blocks = f"map(model.get_submodule, {list(self.blocks)})"
         return f"for block in {blocks}: block.forward = {_WRAPPED}"
-
-
-def checkpointed(model: nn.Module, *, preserve_rng_state: bool = True) -> None:
-    """Let a model recompute its activations in the backward.
-
-    Args:
-        model: changed in place.
-        preserve_rng_state: whether the state of the random numbers takes memory beside the activations.
-
-    Raises:
-        UsageError: the model has no switch and no repeated blocks.
-    """
-    if (found := Checkpointing.of(model)) is None:
-        raise UsageError("nothing to checkpoint: the model has no repeated blocks")
-    found.apply(model, preserve_rng_state=preserve_rng_state)
 
 
 def repeated_blocks(module: nn.Module, path: str = "") -> list[str]:

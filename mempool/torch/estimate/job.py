@@ -86,15 +86,15 @@ class Job:
             raise UsageError(f"mode {self.mode!r} needs an optimizer, such as torch.optim.AdamW")
 
     def _resolve(self) -> None:
-        """Replace names of the command line by losses, optimizers and types."""
-        given = {name: getattr(self, name) for name in ("loss", "labels", "optimizer", "dtype", "autocast")}
-        if any(isinstance(value, str) for value in given.values()):
-            from mempool.torch.estimate.sources.optimizers_and_losses import (
-                resolve_names,  # which scripts need, that make jobs
-            )
+        """Replace names of the command line, such as "sgd+momentum", by losses, optimizers and types."""
+        names = ("optimizer", "loss", "dtype", "autocast")
+        if named := [name for name in names if isinstance(getattr(self, name), str)]:
+            from mempool.torch.estimate.sources.optimizers_and_losses import resolve  # imports PyTorch
 
-            for name, value in resolve_names(given).items():
-                object.__setattr__(self, name, value)
+            for name in named:
+                object.__setattr__(self, name, resolve(name, getattr(self, name)))
+            if "loss" in named:  # makes labels itself
+                object.__setattr__(self, "labels", None)
         for name in ("loss", "optimizer"):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise UsageError(f"{name} is {value!r}: neither a function nor a name, as --{name} takes it")

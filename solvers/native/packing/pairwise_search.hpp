@@ -29,14 +29,10 @@ namespace packing {
 
 // Optional rules that only save work. Each can be switched off without changing the answer.
 enum PairRules : uint32_t {
-  pairs_holes = 1,        // an offset skips gaps between fixed ranges that are too small for the job
-  pairs_stack_sums = 2,   // a job is above the stack of all jobs below it in a set
-  // edge finding: jobs of a set between their lowest offset and highest end, which of them cannot be topmost
-  pairs_edge_finding = 4,
-  pairs_symmetry = 8,     // of equal jobs the first is below
-  pairs_mirror = 16,      // a plan turned upside down is not searched again
-  pairs_subset_sums = 32,  // offsets are sums of sizes
-  every_pair_rule = 63,
+  pairs_stack_sums = 1,   // a job is above the stack of all jobs below it in a set
+  pairs_mirror = 2,       // a plan turned upside down is not searched again
+  pairs_subset_sums = 4,  // offsets are sums of sizes
+  every_pair_rule = 7,
 };
 
 class PairwiseSearch {
@@ -69,7 +65,6 @@ class PairwiseSearch {
   static constexpr double less_room_first = 0.05;              // probability of trying first the order with less room
   static constexpr size_t most_subset_sums = 1 << 12;   // with more sums, few offsets are excluded
   static constexpr int64_t most_in_sets = 1 << 12;   // total number of jobs in all sets
-  static constexpr size_t most_in_window = 32;       // jobs of a set for windows(); more would take too long
 
   struct Pair {
     int32_t a, b;
@@ -77,9 +72,6 @@ class PairwiseSearch {
   };
   struct Neighbour {
     int32_t job, pair;
-  };
-  struct Range {
-    int64_t low, high;
   };
   struct Set {
     std::vector<int32_t> jobs;  // any two meet; sorted by descending lowest offset, as of the last list_members()
@@ -106,12 +98,10 @@ class PairwiseSearch {
 
   void measure(const Jobs& jobs, int64_t capacity);
   void pair_up(const OverlapGraph& meets);
-  void find_holes();
   void find_sets(const OverlapGraph& meets);
   void find_subset_sums();
   bool begin();
-  bool break_symmetry(const Jobs& jobs);
-  bool break_mirror_symmetry(bool equal_jobs);
+  bool break_mirror_symmetry();
 
   void step();
   void decide(const Pair& pair);
@@ -131,8 +121,6 @@ class PairwiseSearch {
   bool revise(Pair& pair);
   void list_members(Set& set);
   bool sums(Set& set);
-  bool windows(Set& set);
-  bool window(int64_t end, int64_t largest);
 
   const uint32_t rules_;
   Random random_;
@@ -145,7 +133,6 @@ class PairwiseSearch {
   std::vector<Pair> pairs_;
   std::vector<int32_t> open_;                      // pairs still open when the try began
   std::vector<std::vector<Neighbour>> neighbours_; // per job: the jobs that meet it
-  std::vector<std::vector<Range>> taken_;          // per job: fixed ranges it meets, ascending, disjoint
   std::vector<Set> sets_;
   std::vector<std::vector<int32_t>> sets_of_;      // per job: indices of its sets
   std::vector<int64_t> subset_sums_;                  // possible offsets, ascending; empty: any
@@ -163,10 +150,9 @@ inline PairwiseSearch::PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64
   measure(jobs, capacity);
   const OverlapGraph meets(jobs);
   pair_up(meets);
-  if (rules_ & pairs_holes) find_holes();
-  if (rules_ & (pairs_stack_sums | pairs_edge_finding)) find_sets(meets);
+  if (rules_ & pairs_stack_sums) find_sets(meets);
   if (rules_ & pairs_subset_sums) find_subset_sums();
-  if (!begin() || !break_symmetry(jobs)) state_ = State::infeasible;
+  if (!begin() || !break_mirror_symmetry()) state_ = State::infeasible;
   trail_.clear();
 }
 
@@ -196,22 +182,6 @@ inline void PairwiseSearch::pair_up(const OverlapGraph& meets) {
       open_.push_back(pair);
       pairs_.push_back({a, b, 1 + random_.unit()});
     }
-}
-
-inline void PairwiseSearch::find_holes() {
-  taken_.resize(n_);
-  for (int32_t j = 0; j < n_; ++j) {
-    if (fixed_[j] >= 0) continue;
-    std::vector<Range> ranges;
-    for (const Neighbour& with : neighbours_[j])
-      if (fixed_[with.job] >= 0) ranges.push_back({fixed_[with.job], fixed_[with.job] + size_[with.job]});
-    std::sort(ranges.begin(), ranges.end(), [](const Range& x, const Range& y) { return x.low < y.low; });
-    for (const Range& range : ranges) {
-      auto& taken = taken_[j];
-      if (taken.empty() || range.low > taken.back().high) taken.push_back(range);
-      else taken.back().high = std::max(taken.back().high, range.high);
-    }
-  }
 }
 
 // Only sets of three or more jobs; sets of two are pairs.
@@ -252,7 +222,7 @@ inline void PairwiseSearch::find_subset_sums() {
 // Propagates everything that holds before any decision.
 inline bool PairwiseSearch::begin() {
   low_.assign(n_, 0), high_.assign(n_, 0), queued_.assign(n_, 0);
-  taken_.resize(n_), sets_of_.resize(n_);
+  sets_of_.resize(n_);
   for (int32_t j = 0; j < n_; ++j) {
     high_[j] = capacity_ - size_[j];
     if (!up(j, low_[j]) || !down(j, high_[j]) || low_[j] > high_[j]) return false;
@@ -261,27 +231,9 @@ inline bool PairwiseSearch::begin() {
   return propagate();
 }
 
-// Symmetry breaking: exchanging equal jobs changes nothing; nor does turning a plan upside down, if there are
-// no alignments and fixed offsets. The two symmetries cannot be broken fully at the same time.
-inline bool PairwiseSearch::break_symmetry(const Jobs& jobs) {
-  const auto equal = [&](int32_t a, int32_t b) {
-    const auto same = [](const Piece& x, const Piece& y) { return x.start == y.start && x.end == y.end; };
-    const auto piece = [&](int32_t job, int32_t k) { return jobs.pieces.begin() + jobs.first[job + k]; };
-    return size_[a] == size_[b] && mask_[a] == mask_[b] && fixed_[a] < 0 && fixed_[b] < 0 &&
-           std::equal(piece(a, 0), piece(a, 1), piece(b, 0), piece(b, 1), same);
-  };
-  bool equal_jobs = false;
-  if (rules_ & pairs_symmetry)
-    for (const Pair& pair : pairs_) {
-      if (!equal(pair.a, pair.b)) continue;
-      equal_jobs = true;
-      if (!put_below(pair.a, pair.b) || !propagate()) return false;
-    }
-  return break_mirror_symmetry(equal_jobs);
-}
-
-inline bool PairwiseSearch::break_mirror_symmetry(bool equal_jobs) {
-  if (equal_jobs || !(rules_ & pairs_mirror)) return true;
+// Turning a plan upside down changes nothing, if there are no alignments and fixed offsets.
+inline bool PairwiseSearch::break_mirror_symmetry() {
+  if (!(rules_ & pairs_mirror)) return true;
   for (int32_t j = 0; j < n_; ++j)
     if (fixed_[j] >= 0 || mask_[j] > 0) return true;
   const auto bytes = [&](const Pair& pair) { return size_[pair.a] + size_[pair.b]; };
@@ -298,8 +250,6 @@ inline bool PairwiseSearch::up(int32_t job, int64_t& at) const {
     return can;
   }
   at = (at + mask_[job]) & ~mask_[job];
-  for (const Range& range : taken_[job])
-    if (range.high > at && range.low < at + size_[job]) at = (range.high + mask_[job]) & ~mask_[job];
   if (subset_sums_.empty()) return true;
   const auto next = std::lower_bound(subset_sums_.begin(), subset_sums_.end(), at);
   if (next == subset_sums_.end()) return false;
@@ -315,11 +265,6 @@ inline bool PairwiseSearch::down(int32_t job, int64_t& at) const {
   }
   if (at < 0) return false;
   at &= ~mask_[job];
-  for (auto range = taken_[job].rbegin(); range != taken_[job].rend(); ++range) {
-    if (range->high <= at || range->low >= at + size_[job]) continue;
-    if (range->low < size_[job]) return false;
-    at = (range->low - size_[job]) & ~mask_[job];
-  }
   if (!subset_sums_.empty()) at = *std::prev(std::upper_bound(subset_sums_.begin(), subset_sums_.end(), at));
   return true;
 }
@@ -393,8 +338,7 @@ inline bool PairwiseSearch::propagate() {
     Set& set = sets_[sets_queue_.back()];
     sets_queue_.pop_back();
     set.queued = false;
-    if ((rules_ & pairs_stack_sums) && !sums(set)) return false;
-    if ((rules_ & pairs_edge_finding) && set.jobs.size() <= most_in_window && !windows(set)) return false;
+    if (!sums(set)) return false;
   }
   return true;
 }
@@ -439,37 +383,6 @@ inline bool PairwiseSearch::sums(Set& set) {
     for (const Member& x : by_end_)
       if (is_below(member.job, x.job)) sum += x.padded, end = std::min(end, x.end - sum);
     if (!raise(member.job, low) || !sink(member.job, end - member.padded)) return false;
-  }
-  return true;
-}
-
-inline bool PairwiseSearch::windows(Set& set) {
-  list_members(set);
-  int64_t largest = 0;
-  for (const Member& x : members_) largest = std::max(largest, x.padded);
-  for (const Member& last : members_)
-    if (!window(last.end, largest)) return false;
-  return true;
-}
-
-// Edge finding (Carlier and Pinson, 1989): the members that end by `end` are infeasible if they do not fit
-// above their lowest offset; if they do not fit together with another member, that member is above them all,
-// as it ends later.
-inline bool PairwiseSearch::window(int64_t end, int64_t largest) {
-  int64_t sum = 0;
-  steps_ += static_cast<int64_t>(members_.size());
-  for (size_t k = 0; k < members_.size(); ++k) {
-    const Member& first = members_[k];
-    if (first.end > end) continue;
-    sum += first.padded;
-    if (first.low + sum > end) return false;
-    if (first.low + sum + largest <= end) continue;
-    steps_ += static_cast<int64_t>(members_.size());
-    for (const Member& over : members_) {
-      if (over.end <= end || std::min(over.low, first.low) + sum + over.padded <= end) continue;
-      for (size_t i = 0; i <= k; ++i)
-        if (members_[i].end <= end && !put_below(members_[i].job, over.job)) return false;
-    }
   }
   return true;
 }

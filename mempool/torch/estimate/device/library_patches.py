@@ -64,21 +64,15 @@ def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
     }
     with contextlib.ExitStack() as stack:
 
-        def patch() -> None:
+        def at_first_call(*_: Any) -> None:
+            hook.remove()
             module = sys.modules.get(_MODULE)
             for name, replacement in replacements.items():
                 if (before := getattr(module, name, None)) is not None:
                     stack.enter_context(replaced(module, name, replacement(before)))
 
-        def at_first_call(*_: Any) -> None:
-            handle.remove()
-            patch()
-
-        if _MODULE in sys.modules:
-            patch()
-        else:
-            handle = register_module_forward_pre_hook(at_first_call)
-            stack.callback(handle.remove)
+        hook = register_module_forward_pre_hook(at_first_call)
+        stack.callback(hook.remove)
         yield
 
 

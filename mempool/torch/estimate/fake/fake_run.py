@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from dataclasses import dataclass
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate.checkpointing import checkpointed
+from mempool.torch.estimate.checkpointing import Checkpointing
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
@@ -71,20 +70,17 @@ def run(
         isolated(),
         fake_mode() as mode,
         emulate_device(job.device, capability=job.capability, warn=warn),
-        _optimizers_reading(mode, warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        made = _ModelAndOptimizers.of(job)
-        running.model = made.model
-        if job.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in made.model.modules()):
+        model = running.model = _model(job)
+        if job.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
             warn(RECURRENT)
-        with AccessRecorder([made.model], made.optimizers, clock=clock) as recorder:
-            inputs = _inputs(job, recorder)
-            begin = _train if job.mode == "train" else _infer
-            take = begin(job, made, inputs, recorder, warn)
+        optimizers = [] if job.mode == "inference" else [_optimizer(job, model)]
+        with AccessRecorder([model], optimizers, clock=clock) as recorder:
+            take = _steps(job, model, optimizers, mode, recorder, warn)
             for _ in range(steps):
                 next(take)
-                for optimizer in made.optimizers if job.device == "cuda" else ():
+                for optimizer in optimizers if job.device == "cuda" else ():
                     recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
             del take
@@ -109,35 +105,30 @@ def _converted(job: Job) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
-@dataclass
-class _ModelAndOptimizers:
-    """A job's model and optimizers."""
+def _model(job: Job) -> nn.Module:
+    """Return the model of a job on tensors without memory."""
+    model = fake_model(job.model, job.dtype)
+    model.train(job.mode == "train")
+    if job.checkpoint:
+        if (found := Checkpointing.of(model)) is None:
+            raise UsageError("nothing to checkpoint: the model has no repeated blocks")
+        # On CUDA the state of random numbers is kept on the host.
+        found.apply(model, preserve_rng_state=job.device == "cpu")
+    return model
 
-    model: nn.Module
-    optimizers: list[torch.optim.Optimizer]
 
-    @classmethod
-    def of(cls, job: Job) -> _ModelAndOptimizers:
-        model = fake_model(job.model, job.dtype)
-        model.train(job.mode == "train")
-        if job.checkpoint:
-            # On CUDA the state of random numbers is kept on the host.
-            checkpointed(model, preserve_rng_state=job.device == "cpu")
-        if job.optimizer is None or job.mode == "inference":
-            return cls(model, [])
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trained:
-            raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
-        return cls(model, [job.optimizer(trained)])
+def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of the model's parameters that require gradients."""
+    assert job.optimizer is not None
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UsageError("no parameter of the model requires a gradient: there is nothing to train")
+    return job.optimizer(trained)
 
 
 @contextlib.contextmanager
-def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> Iterator[None]:
-    """Let optimizers read numbers as 1, which affect the length of a step but not the memory."""
-
-    def answer(on_read: Callable[[torch.Tensor], Any] | None) -> None:
-        if isinstance(mode, ValuelessMode):
-            mode.on_read = on_read
+def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) -> Iterator[None]:
+    """Let an optimizer read values, which affect the length of a step but not the memory."""
 
     def guess(tensor: torch.Tensor) -> Any:
         warn(READS_VALUES)
@@ -145,16 +136,13 @@ def _optimizers_reading(mode: FakeTensorMode, warn: Callable[[str], object]) -> 
             return False
         return 1.0 if tensor.is_floating_point() else 1
 
-    hooks = (
-        register_optimizer_step_pre_hook(lambda *_: answer(guess)),
-        register_optimizer_step_post_hook(lambda *_: answer(None)),
-    )
+    if isinstance(mode, ValuelessMode):
+        mode.on_read = guess
     try:
         yield
     finally:
-        answer(None)
-        for hook in hooks:
-            hook.remove()
+        if isinstance(mode, ValuelessMode):
+            mode.on_read = None
 
 
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -178,30 +166,37 @@ def without_host(trace: Trace) -> Trace:
     return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
 
 
-def _train(
+def _steps(
     job: Job,
-    made: _ModelAndOptimizers,
-    inputs: Iterator[tuple[Any, ...]],
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    mode: FakeTensorMode,
     recorder: AccessRecorder,
     warn: Callable[[str], object],
 ) -> Iterator[None]:
-    (optimizer,) = made.optimizers
-    held: list[Any] = [None, None]  # variables of a loop: output and loss
+    """Run a step of a loop at each turn: of a training, or of an inference without optimizers."""
+    inputs, trains = _inputs(job, recorder), bool(optimizers)
+    held: list[Any] = [None, None]  # variables of the loop: output and loss
     while True:
-        for _, (args, kwargs, labels) in zip(range(job.accumulate), inputs, strict=False):
-            with _precision(job), _saved_tensors(job):
-                output = made.model(*args, **kwargs)
+        for args, kwargs, labels in itertools.islice(inputs, job.accumulate if trains else 1):
+            with torch.set_grad_enabled(trains), _precision(job), _saved_tensors(job):
+                output = model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
+                if not trains and job.hold_output is None and (note := note_of_loop(output, model)):
+                    warn(note)
                 held[0] = output if job.holds_output else None
-                loss = loss_of(job, output, labels, warn)
+                loss = loss_of(job, output, labels, warn) if trains else None
                 del output
-            if job.accumulate > 1:
-                loss = loss / job.accumulate
-            held[1] = loss if job.holds_output else None
-            loss.backward()
-            del loss
-        optimizer.step()
-        optimizer.zero_grad()
+            if loss is not None:
+                if job.accumulate > 1:
+                    loss = loss / job.accumulate
+                held[1] = loss if job.holds_output else None
+                loss.backward()
+                del loss
+        for optimizer in optimizers:
+            with _numbers_read_as_one(mode, warn):
+                optimizer.step()
+            optimizer.zero_grad()
         yield
 
 
@@ -223,25 +218,6 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
     if not loss.requires_grad:
         raise UsageError("the loss depends on no parameter that is trained: nothing to go backward through")
     return loss if loss.dim() == 0 else loss.sum()
-
-
-def _infer(
-    job: Job,
-    made: _ModelAndOptimizers,
-    inputs: Iterator[tuple[Any, ...]],
-    recorder: AccessRecorder,
-    warn: Callable[[str], object],
-) -> Iterator[None]:
-    held: list[Any] = [None]
-    for args, kwargs, _ in inputs:
-        with torch.no_grad(), _precision(job):
-            output = made.model(*args, **kwargs)
-        recorder.own("key_value_cache", cache_tensors(output))
-        if job.hold_output is None and (note := note_of_loop(output, made.model)):
-            warn(note)
-        held[0] = output if job.holds_output else None
-        del output
-        yield
 
 
 def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
 from mempool.torch.model_spec import parse_name, parse_type, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from mempool.torch.model_spec import ModelSpec
 
@@ -68,24 +68,17 @@ def loss_of_name(spec: ModelSpec) -> Callable[[Any], torch.Tensor]:
     return lambda output: found(_tensor(output))
 
 
-def resolve_names(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes of a `Job` with names replaced by the losses, optimizers and types they stand for.
-
-    Names are those of the command line: "cross-entropy", "sgd+momentum", "bf16". A loss by name makes the
-    labels itself, so that given ones are dropped.
+def resolve(attribute: str, name: str) -> Any:
+    """Return the loss, optimizer or type that a name stands for as an attribute of a `Job`.
 
     Raises:
-        UsageError: a name is unknown.
+        UsageError: the name is unknown.
     """
-    found = dict(attributes)
-    if isinstance(found.get("loss"), str):
-        found |= {"loss": loss_of_name(parse_name(found["loss"])), "labels": None}
-    if isinstance(found.get("optimizer"), str):
-        found["optimizer"] = optimizer_of(parse_name(found["optimizer"]))
-    for name in ("dtype", "autocast"):
-        if isinstance(found.get(name), str):
-            found[name] = getattr(torch, parse_type(found[name]))
-    return found
+    if attribute == "loss":
+        return loss_of_name(parse_name(name))
+    if attribute == "optimizer":
+        return optimizer_of(parse_name(name))
+    return getattr(torch, parse_type(name))
 
 
 def _unknown(noun: str, name: str, known: list[str]) -> str:

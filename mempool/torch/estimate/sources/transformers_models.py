@@ -82,16 +82,12 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
     if task is None and (kind := _architecture(transformers, config)) is not None:
         return TransformersModel(config, task_of(kind), kind)
-    chosen = task or _usual(transformers, config)
-    mapping = getattr(transformers, TASKS[chosen])._model_mapping
-    if type(config) not in mapping:
-        supported = [
-            task_name
-            for task_name in TASKS
-            if type(config) in getattr(transformers, TASKS[task_name])._model_mapping
-        ]
+    classes = {each: getattr(transformers, auto)._model_mapping for each, auto in TASKS.items()}
+    supported = [each for each, mapping in classes.items() if type(config) in mapping]
+    chosen = task or next(iter(supported), "any task")
+    if chosen not in supported:
         raise UsageError(f"{name} has no head for {chosen}; it has {', '.join(supported) or 'none'}")
-    found = mapping[type(config)]
+    found = classes[chosen][type(config)]
     return TransformersModel(config, chosen, found[0] if isinstance(found, (tuple, list)) else found)
 
 
@@ -184,13 +180,6 @@ def task_of(kind: Any) -> str:
     if name.endswith("LMHeadModel"):
         return "causal-lm"
     return "seq2seq-lm" if name.endswith("ForConditionalGeneration") else "base"
-
-
-def _usual(transformers: Any, config: Any) -> str:
-    for task, auto in TASKS.items():
-        if type(config) in getattr(transformers, auto)._model_mapping:
-            return task
-    raise UsageError(f"a {type(config).__name__} has none of the heads {', '.join(TASKS)}")
 
 
 def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
