@@ -9,8 +9,8 @@ import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mempool.planning.backoff import ExponentialBackoff
 from mempool.planning.options import OPTIONS
+from mempool.planning.registry import ExponentialBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

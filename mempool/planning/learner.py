@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.logs import log
-from mempool.planning.backoff import NEVER, ExponentialBackoff
 from mempool.planning.options import OPTIONS
-from mempool.planning.registry import MOST_KNOWN
+from mempool.planning.registry import MOST_KNOWN, NEVER, ExponentialBackoff
 from mempool.planning.replanner import Replanner
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mempool import _core
 from mempool.logs import log
-from mempool.planning.backoff import NEVER, ExponentialBackoff
 from mempool.planning.options import OPTIONS
 from mempool.settings import made_with
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     Ranges = set[tuple[int, int]]
 
 
+NEVER = 1 << 62
 STRAYS = ("size_mismatch", "slot_occupied", "past_end", "desynchronized")
 #: Largest number of plans that the core keeps.
 MOST_KNOWN: int = _core.MOST_PATTERNS
@@ -227,6 +227,31 @@ class PlanRegistry:
     def _followed_since(self, then: tuple[int, int]) -> tuple[int, int]:
         hits, strays = self._followed()
         return hits - then[0], strays - then[1]
+
+
+class ExponentialBackoff:
+    """Exponential backoff, in iterations, for an action that may be requested without end.
+
+    Attributes:
+        allowed_at: first iteration in which the action is allowed again.
+    """
+
+    def __init__(self, longest: int = NEVER) -> None:
+        """Allow the action at once; no pause is longer than `longest` iterations."""
+        self.allowed_at, self._gap, self._longest = 0, 2, longest
+
+    def is_allowed(self, iteration: int) -> bool:
+        """Return true if the action is allowed in this iteration."""
+        return iteration >= self.allowed_at
+
+    def forbid_before(self, iteration: int) -> None:
+        """Forbid the action before this iteration."""
+        self.allowed_at = iteration
+
+    def record_attempt(self, iteration: int) -> None:
+        """Note that the action is done in this iteration, and double the pause."""
+        self._gap = min(2 * self._gap, self._longest)
+        self.allowed_at = iteration + self._gap
 
 
 class PlanMetadata:

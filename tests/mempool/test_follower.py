@@ -238,7 +238,7 @@ def test_iteration_ending_early_is_over(left_out: int) -> None:
     kept=st.lists(st.booleans(), min_size=24, max_size=24),
     flexible=st.lists(st.booleans(), min_size=24, max_size=24),
 )
-def test_core_answers_whether_an_envelope_leads_through_as_it_follows(
+def test_core_answers_if_an_envelope_leads_through_as_the_follower_does(
     sizes: list[int], kept: list[bool], flexible: list[bool]
 ) -> None:
     least = [size - 400 * free for size, free in zip(sizes, flexible, strict=False)]

@@ -6,10 +6,9 @@
 """
 
 from mempool.torch.estimate.attribution import ModuleShare
-from mempool.torch.estimate.estimator import largest_batch
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fit import fit, fit_job
 from mempool.torch.estimate.job import Job
 from mempool.torch.estimate.result import Fit
 
-__all__ = ["Fit", "Job", "ModuleShare", "fit", "fit_job", "largest_batch", "run"]
+__all__ = ["Fit", "Job", "ModuleShare", "fit", "fit_job", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -114,10 +115,9 @@ class PeakAttribution:
         return _sorted(found)
 
     def _by_class(self, peak: Peak) -> dict[str, int]:
-        held = dict.fromkeys(CATEGORIES, 0)
+        held = Counter(dict.fromkeys(CATEGORIES, 0))
         for share in shares(self.trace, peak, self.trace.category, len(self.trace.names) + 1):
-            name = share.name or CATEGORIES[-1]
-            held[name] = held.get(name, 0) + share.bytes
+            held[share.name or CATEGORIES[-1]] += share.bytes
         return {name: size for name, size in held.items() if size}
 
 
@@ -127,10 +127,8 @@ def merged(shares: Iterable[ModuleShare], depth: int) -> list[ModuleShare]:
     for share in shares:
         path = ".".join(share.module.split(".")[: depth + 1])
         before = found.get(path, ModuleShare(path, 0))
-        held = dict(before.by_class_bytes)
-        for name, size in share.by_class_bytes.items():
-            held[name] = held.get(name, 0) + size
-        found[path] = ModuleShare(path, before.bytes + share.bytes, held)
+        held = Counter(before.by_class_bytes) + Counter(share.by_class_bytes)
+        found[path] = ModuleShare(path, before.bytes + share.bytes, dict(held))
     return _sorted(found.values())
 
 

@@ -17,7 +17,7 @@ from mempool.torch.estimate.result import ROUNDED_TO, Fit
 from traces import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mempool.analysis.compare import AllocatorSpec
     from mempool.torch.estimate.job import Job
@@ -62,60 +62,21 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def margins_of(job: Job, trace: Trace) -> dict[str, int]:
-    """Return a GPU's memory outside all recorded operations, by name, in bytes."""
-    return margins(trace, job.device, capability=job.capability, margin=job.margin)
-
-
-def largest_batch(
-    job: Job,
-    limit_bytes: int,
-    allocator: str = "pytorch",
-    *,
-    known: Mapping[int, int] | None = None,
-    progress: Callable[[str], object] = lambda _: None,
-) -> int:
-    """Return the largest batch of a job that fits in a device's memory, margins included; 0 if none fits.
-
-    Args:
-        job: its batch is tried first.
-        limit_bytes: of the device.
-        allocator: name of the allocator whose reserved bytes count, with settings behind a colon.
-        known: bytes that some batches need, which are not tried again.
-        progress: called with the name of each trial.
-
-    Raises:
-        UsageError: a batch cannot be tried, or no largest batch exists.
-    """
-    known = known or {}
-
-    def needs(batch: int) -> int:
-        if batch in known:
-            return known[batch]
-        progress(f"batch {batch:,}")
-        trace = run(job.replace(batch=batch))
-        return reserved(trace, [allocator])[allocator] + sum(margins_of(job, trace).values())
-
-    return largest(needs, limit_bytes, job.batch)
-
-
 @shared_isolation()
 def estimate(
     job: Job,
     limit_bytes: int | None = None,
     *,
     allocators: Sequence[str] = DEFAULT_ALLOCATORS,
-    largest: bool | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Fit:
-    """Estimate the memory that a job would need.
+    """Estimate the memory that a job would need, by one run.
 
     Args:
         job: the step.
         limit_bytes: of the device's memory.
         allocators: by name, the one that decides first.
-        largest: whether to search for the largest batch; None: if a limit is given.
-        progress: called with the name of each trial.
+        progress: called with the name of the trial.
 
     Raises:
         UsageError: the job cannot be tried, or an allocator is unknown.
@@ -129,19 +90,17 @@ def estimate(
         limit_bytes,
         allocators=allocators,
         device=job.device,
-        margin_bytes=margins_of(job, trace),
+        margin_bytes=margins(trace, job.device, capability=job.capability, margin=job.margin),
         batch=job.batch,
         mode=job.mode,
     )
     if fitted.first_step_bytes > fitted.peak_bytes:
         more = fitted.first_step_bytes - fitted.peak_bytes
         warnings.setdefault(f"the first step peaks {more:,} bytes higher than those that follow")
-    fitted = fitted.with_warnings(list(warnings))
-    if limit_bytes is None or largest is False:
-        return fitted
-    return with_largest_batch(job, fitted, progress=progress)
+    return fitted.with_warnings(list(warnings))
 
 
+@shared_isolation()
 def with_largest_batch(job: Job, fit: Fit, *, progress: Callable[[str], object] = lambda _: None) -> Fit:
     """Return the result of a job with the largest batch that fits, or a warning where none exists.
 
@@ -153,9 +112,15 @@ def with_largest_batch(job: Job, fit: Fit, *, progress: Callable[[str], object] 
     Raises:
         UsageError: a batch cannot be tried.
     """
-    known = {job.batch: fit.needed_bytes}
+
+    def needs(batch: int) -> int:
+        if batch == job.batch:
+            return fit.needed_bytes
+        tried = estimate(job.replace(batch=batch), allocators=(fit.allocator,), progress=progress)
+        return tried.needed_bytes
+
     try:
-        found = largest_batch(job, fit.limit_bytes or 0, fit.allocator, known=known, progress=progress)
+        found = largest(needs, fit.limit_bytes or 0, job.batch)
     except NoLargestBatchError as error:
         return replace(fit, warnings=[*fit.warnings, str(error)])
     return replace(fit, largest_batch=found)

@@ -154,7 +154,9 @@ def fit_job(
     Raises:
         UsageError: as `fit`.
     """
-    result = estimate(job, limit_bytes, allocators=allocators, largest=largest, progress=progress)
+    result = estimate(job, limit_bytes, allocators=allocators, progress=progress)
+    if limit_bytes is not None and largest is not False:
+        result = with_largest_batch(job, result, progress=progress)
     if remedies or (remedies is None and result.fits is False):
         advice = advise(
             job, result, most_seconds=most_seconds, progress=lambda name: progress(f"what if {name}")

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.fake.copies import tensors_in
 from mempool.torch.estimate.options import OPTIONS
 from mempool.units import binary
 
@@ -61,28 +62,11 @@ _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_b
 def cache_tensors(output: Any) -> list[torch.Tensor]:
     """Return the tensors of the key-value cache in an output of transformers, by name or in a tuple."""
     if isinstance(output, (tuple, list)):
-        return _tensors([part for part in output if type(part).__name__.endswith("Cache")])
-    fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
-    return _tensors([fields[name] for name in list(fields) if name in _CACHES])
-
-
-def _tensors(roots: list[Any]) -> list[torch.Tensor]:
-    """Return the tensors in objects, their attributes and items."""
-    tensors, remaining, searched = [], list(roots), set[int]()
-    while remaining and len(searched) < OPTIONS.output_objects:
-        item = remaining.pop()
-        if id(item) in searched or isinstance(item, (nn.Module, type, str, bytes, int, float)):
-            continue
-        searched.add(id(item))
-        if isinstance(item, torch.Tensor):
-            tensors.append(item)
-        elif isinstance(item, dict):
-            remaining += item.values()
-        elif isinstance(item, (list, tuple, set)):
-            remaining += item
-        elif hasattr(item, "__dict__"):
-            remaining += vars(item).values()
-    return tensors
+        found = [part for part in output if type(part).__name__.endswith("Cache")]
+    else:
+        fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
+        found = [fields[name] for name in list(fields) if name in _CACHES]
+    return tensors_in(*found, outside=(nn.Module,))
 
 
 def note_of_loop(output: Any, model: nn.Module) -> str | None:

@@ -10,8 +10,7 @@ class EstimateOptions:
     """Limits, shares and defaults of an estimate and of the search for remedies.
 
     Attributes:
-        cache_objects: largest number of objects searched for fake tensors in one functools cache.
-        output_objects: largest number of objects of an output that are searched for a key-value cache.
+        searched_objects: largest number of objects searched for tensors, in a functools cache or an output.
         output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
             output decides nothing.
         batch_tries: largest number of batches that the search for the largest batch tries.
@@ -26,8 +25,7 @@ class EstimateOptions:
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
     """
 
-    cache_objects: int = 10_000
-    output_objects: int = 100_000
+    searched_objects: int = 10_000
     output_share: float = 0.01
     batch_tries: int = 64
     batch: int = 1 << 24

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import weakref
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
+from mempool.torch.estimate.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +48,27 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)
+
+
+#: Types that are not followed in a search, since they lead out of an object's contents.
+_OUTSIDE = (type, FunctionType, ModuleType, torch.Tensor)
+
+
+def tensors_in(*roots: Any, outside: tuple[type, ...] = ()) -> list[torch.Tensor]:
+    """Return the tensors in objects, their attributes and items, within `searched_objects`.
+
+    Args:
+        roots: objects to search.
+        outside: types that are not followed either.
+    """
+    found, searched, frontier = dict[int, torch.Tensor](), set[int](), list(roots)
+    while frontier and len(searched) < OPTIONS.searched_objects:
+        found |= {id(item): item for item in frontier if isinstance(item, torch.Tensor)}
+        new = {id(item): item for item in frontier if not isinstance(item, (*_OUTSIDE, *outside))}
+        new = {key: item for key, item in new.items() if key not in searched and gc.is_tracked(item)}
+        searched.update(new)
+        frontier = gc.get_referents(*new.values())
+    return list(found.values())
 
 
 EAGER = "the result is of the eager model, and a compiled one may need more or less"

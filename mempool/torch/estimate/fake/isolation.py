@@ -11,21 +11,18 @@ import operator
 import random
 import sys
 import threading
-from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mempool.torch.estimate.options import OPTIONS
+from mempool.torch.estimate.fake.copies import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 _Cache = functools._lru_cache_wrapper
-#: Types not followed in the search, since they lead out of the cache's contents.
-_OUTSIDE = (type, FunctionType, ModuleType)
 
 
 def caches() -> list[_Cache[Any]]:
@@ -39,19 +36,6 @@ def caches() -> list[_Cache[Any]]:
     return [
         cache for cache in caches_found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")
     ]
-
-
-def _holds_fakes(cache: _Cache[Any]) -> bool:
-    """Return whether a cache's keys or results contain a fake tensor, within `cache_objects`."""
-    searched: set[int] = set()
-    frontier: list[Any] = [cache]
-    while frontier and len(searched) < OPTIONS.cache_objects:
-        referents = [item for item in gc.get_referents(*frontier) if not isinstance(item, _OUTSIDE)]
-        if any(type(item) is FakeTensor for item in referents):
-            return True
-        frontier = [item for item in referents if id(item) not in searched and gc.is_tracked(item)]
-        searched.update(map(id, frontier))
-    return False
 
 
 #: A run changes the process's defaults, so only one runs at a time.
@@ -95,7 +79,9 @@ def _clear_fake_caches() -> Iterator[None]:
         yield
     finally:
         for cache in {id(cache): cache for cache in (*known, *caches())}.values():
-            if cache.cache_info().misses > before.get(id(cache), 0) and _holds_fakes(cache):
+            if cache.cache_info().misses > before.get(id(cache), 0) and any(
+                type(item) is FakeTensor for item in tensors_in(cache)
+            ):
                 cache.cache_clear()
 
 

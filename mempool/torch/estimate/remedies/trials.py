@@ -30,11 +30,11 @@ class Trials:
         self._runs: dict[frozenset[str], Fit | None] = {frozenset(): fit}
         self._reasons: dict[str, str] = {}
 
-    def try_weakest(self, strengths: Strengths, others: Sequence[Change] = ()) -> TriedRemedy | None:
-        """Try a change with others, just as strong as needed; None if no strength could be tried."""
+    def try_weakest(self, strengths: Strengths) -> TriedRemedy | None:
+        """Try a change, just as strong as needed; return None if no strength could be tried."""
         found = None
         for change in strengths:
-            found = self.try_changes([*others, change]) or found
+            found = self.try_changes([change]) or found
             if found is not None and found.fits is not False:
                 break
         return found
@@ -60,12 +60,8 @@ class Trials:
             return None
         self.progress(name)
         try:
-            return estimate(
-                applied(self.job, changes),
-                self.fit.limit_bytes,
-                allocators=(self.fit.allocator,),
-                largest=False,
-            )
+            job = applied(self.job, changes)
+            return estimate(job, self.fit.limit_bytes, allocators=(self.fit.allocator,))
         except Exception as error:
             self._reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             return None
