@@ -69,30 +69,12 @@ def _resized(tensor: torch.Tensor, batch: int, size: int, batch_dim: int) -> tor
     return made.requires_grad_(tensor.requires_grad)
 
 
-#: Modules that by default take the length first and the batch second.
-_SEQUENCES = (
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-)
-
-
 def sequence_first(model: nn.Module) -> list[str]:
     """Return the types of the model's modules that take the length before the batch."""
     found = [
-        type(module).__name__
-        for module in model.modules()
-        if isinstance(module, _SEQUENCES) and not _batch_first(module)
+        type(module).__name__ for module in model.modules() if getattr(module, "batch_first", True) is False
     ]
     return list(dict.fromkeys(found))
-
-
-def _batch_first(module: nn.Module) -> bool:
-    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        module = module.self_attn
-    return bool(getattr(module, "batch_first", False))
 
 
 def batch_doubt(modules: list[str], inputs: Any, batch: int) -> str | None:
