@@ -313,6 +313,19 @@ class TestStandby:
         assert torch._C._len_torch_dispatch_stack() == 1
         del kept
 
+    @pytest.mark.parametrize("transforms", [torch.func.vmap, torch.func.grad])
+    def test_mode_is_back_within_function_transforms(self, pool: Any, transforms: Any) -> None:
+        def total(x: torch.Tensor) -> torch.Tensor:
+            kept = [x + value for value in range(24)]
+            return torch.stack([one.sum() for one in kept]).sum()
+
+        x = torch.arange(4 * MIB / 16).reshape(4, -1)
+        expected = transforms(total)(x)
+        self.stands_by(pool, small())
+        assert torch.equal(transforms(total)(x), expected)
+        assert not bypass_of(pool).is_open
+        assert pool.client.pool.stats()["reserved"]["peak"] <= 16 * MIB * 1.02
+
     def test_mode_stays_back_after_a_departure_in_a_backward_pass(self, pool: Any) -> None:
         loop = small()
         self.stands_by(pool, loop)

@@ -47,6 +47,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in _COMPRESSED:
         yield from (getattr(tensor, part)() for part in _COMPRESSED[tensor.layout])
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        yield from plain_tensors(torch._C._functorch.get_unwrapped(tensor))
     elif tensor.layout is torch.strided:
         yield tensor
 

@@ -131,14 +131,23 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
+// Let modes on this thread's stack see operations again after a guard, as of `torch.vmap`, has restored the keys of an empty stack.
+void include_modes() {
+  if (TorchDispatchModeTLS::stack_len() == 0) return;
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, true);
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, true);
+}
+
 // Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
 std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  if (is_ours || !any_installed()) return nullptr;
+  const bool modes_act = c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) &&
+                         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
+  include_modes();
+  if (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) return nullptr;
   if (!excluded) c10::impl::tls_set_dispatch_key_included(kKey, true);
-  DispatchKeySet active;
-  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
-    active = DispatchKeySet(DispatchKey::Python);
+  const DispatchKeySet active = modes_act ? DispatchKeySet(DispatchKey::Python) : DispatchKeySet();
   const bool seen = std::all_of(installed.begin(), installed.end(), [&](const auto& mode) {
     const void* one = mode.load(std::memory_order_acquire);
     return one == nullptr || will_see(one, active);
@@ -330,7 +339,8 @@ MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
   Standby& all = standby();
   if (all.mode != mode || all.thread != std::this_thread::get_id() || !all.held) return;
   if (all.on.exchange(false) && !all.departed) at::reenableCallback(met());
-  if (!is_on_stack(mode)) all.put_back();
+  if (is_on_stack(mode)) include_modes();
+  else all.put_back();
 }
 
 // Return the address of the number of unseen operations so far that may have written.
