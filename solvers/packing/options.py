@@ -30,8 +30,8 @@ class SearchOptions:
 
     # -- heuristics --
 
-    #: Jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory, and above
-    #: which the best plan is not placed again by first fit.
+    #: Jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory, and
+    #: above which the best plan is not placed again by first fit.
     sorted_by_start: int = 20_000
     #: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
     fit_limit: int = 10_000
