@@ -21,7 +21,7 @@ from solvers.packing.jobs import Jobs, jobs_of
 from solvers.packing.plan import Plan
 from traces.buffers import Buffers
 
-EVERY_RULE = 127
+EVERY_RULE = 63
 COMBINATIONS = range(EVERY_RULE + 1)
 UNLIMITED = 2**40
 PUBLIC = dict.fromkeys("ABCDEF", 1_048_576)

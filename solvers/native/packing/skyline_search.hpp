@@ -6,8 +6,8 @@
 // the options uses random preferences, drawn anew at each try (Gomes, Selman and Kautz, 1998). A try redoes the
 // decisions from one of those that touch the sections of the last failure: from the first in the first tries of a
 // round, and later, at random, from ever later ones. The first try of a round redoes all. The lengths of tries
-// and of rounds follow the sequence of Luby, Sinclair and Zuckerman (1993), so that the search ends. Sections and
-// splitting at cuts are from MiniMalloc (Moffitt, 2023).
+// and of rounds follow the sequence of Luby, Sinclair and Zuckerman (1993), so that the search ends. Sections are
+// from MiniMalloc (Moffitt, 2023).
 #pragma once
 
 #include "packing/random.hpp"
@@ -56,16 +56,11 @@ class SkylineSearch {
     int32_t job;  // job number, or skip
     double value;
   };
-  struct Field {  // independent sections to be filled
-    int32_t left, right;
-    int32_t next;    // another field to fill, or -1
-  };
   struct Frame {  // a decision
-    Field field;
     int32_t run;
-    size_t mark, fields;  // trail length and number of fields before the decision
-    size_t option, end;   // alternatives left
-    Piece conflict;       // of the alternatives that failed
+    size_t mark;         // trail length before the decision
+    size_t option, end;  // alternatives left
+    Piece conflict;      // of the alternatives that failed
   };
 
   // Begins a try, after the last one of a round anew. Failures weigh on for all of every other round, as some
@@ -85,27 +80,16 @@ class SkylineSearch {
     Piece none{0, 0};
     if (touching_.empty()) {
       valleys_.undo(0, none);
-      frames_.clear(), fields_.clear(), options_.clear();
-      return begin();
+      frames_.clear(), options_.clear();
+      if (valleys_.jobs_left() == 0) state_ = State::found;
+      return;
     }
     int32_t latest = 0;
     for (int64_t draws = tries_ / tries_a_draw; draws > 0; --draws)
       latest = std::max(latest, random_.below(static_cast<int32_t>(touching_.size())));
     const size_t first = touching_[latest];
-    const Frame& frame = frames_[first];
-    valleys_.undo(frame.mark, none);
-    current_ = frame.field;
-    fields_.resize(frame.fields), options_.resize(first == 0 ? 0 : frames_[first - 1].end), frames_.resize(first);
-  }
-
-  void begin() {
-    current_ = {0, 0, -1};
-    for (int32_t from = 0, b = 1; b <= valleys_.sections(); ++b) {
-      if (b < valleys_.sections() && !cut(b)) continue;
-      add_field(from, b);
-      from = b;
-    }
-    next_field();
+    valleys_.undo(frames_[first].mark, none);
+    options_.resize(first == 0 ? 0 : frames_[first - 1].end), frames_.resize(first);
   }
 
   // Luby sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...
@@ -115,47 +99,12 @@ class SkylineSearch {
     return k - 1 == i ? k / 2 : luby(i - k / 2 + 1);
   }
 
-  bool cut(int32_t boundary) const { return (rules_ & rule_cuts) && valleys_.is_cut(boundary); }
-
-  void add_field(int32_t left, int32_t right) {
-    for (int32_t s = left; s < right; ++s) {
-      if (!valleys_.has_jobs(s)) continue;
-      fields_.push_back({left, right, current_.next});
-      current_.next = static_cast<int32_t>(fields_.size()) - 1;
-      return;
-    }
-  }
-
-  void next_field() {
-    if (current_.next < 0) state_ = State::found;
-    else current_ = fields_[current_.next];
-  }
-
-  // After a job has been placed, continues with the parts into which the job has split the field.
-  void split(const Valleys::Item& item) {
-    const int32_t left = current_.left, right = current_.right;
-    if (!valleys_.has_jobs(left) || !(rules_ & rule_cuts) || has_cut(item)) {
-      int32_t from = left;
-      for (int32_t b = item.begin + 1; b < item.end; ++b)
-        if (cut(b)) add_field(from, b), from = b;
-      add_field(from, right);
-      next_field();
-    }
-  }
-
-  bool has_cut(const Valleys::Item& item) const {
-    for (int32_t b = item.begin + 1; b < item.end; ++b)
-      if (cut(b)) return true;
-    return false;
-  }
-
   void step() {
     int32_t best = -1;
     double score = std::numeric_limits<double>::max();
     steps_ += 8;
-    for (int32_t r = valleys_.run_at(current_.left); r >= 0; r = valleys_.run(r).after) {
+    for (int32_t r = valleys_.run_at(0); r >= 0; r = valleys_.run(r).after) {
       const Valleys::Run& run = valleys_.run(r);
-      if (run.begin >= current_.right) break;
       ++steps_;
       if (run.options == Valleys::no_valley || run.score >= score) continue;
       score = run.score, best = r;
@@ -179,7 +128,7 @@ class SkylineSearch {
     std::sort(options_.begin() + static_cast<std::ptrdiff_t>(first), options_.end(), sooner);
     if (run.skip >= 0) options_.push_back({skip, 0});
     steps_ += 8 * static_cast<int64_t>(options_.size() - first);
-    frames_.push_back({current_, index, valleys_.mark(), fields_.size(), first, options_.size(), {valleys_.sections(), 0}});
+    frames_.push_back({index, valleys_.mark(), first, options_.size(), {valleys_.sections(), 0}});
     if (!try_next()) back();
   }
 
@@ -203,7 +152,7 @@ class SkylineSearch {
       ++failed_, failure_ = valleys_.conflict();
       return false;
     }
-    if (job != skip) split(valleys_.item(job));
+    if (valleys_.jobs_left() == 0) state_ = State::found;
     return true;
   }
 
@@ -213,9 +162,7 @@ class SkylineSearch {
     for (; !frames_.empty(); frames_.pop_back()) {
       Frame& frame = frames_.back();
       bool part = valleys_.undo(frame.mark, conflict);
-      fields_.resize(frame.fields);
       options_.resize(frame.end);
-      current_ = frame.field;
       while (part || !(rules_ & rule_jumps)) {
         frame.conflict = conflict = Valleys::hull(frame.conflict, conflict);
         if (frame.option == frame.end) break;
@@ -238,9 +185,7 @@ class SkylineSearch {
   const int64_t shortest_try_;  // failures
   Random random_;
   State state_ = State::open;
-  Field current_{0, 0, -1};      // the field being filled
   std::vector<Frame> frames_;
-  std::vector<Field> fields_;
   std::vector<Option> options_;
   std::vector<size_t> touching_;  // decisions that touch the sections of the last failure
   double preference_[6] = {}, biggest_ = 1;

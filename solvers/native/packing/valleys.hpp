@@ -31,11 +31,10 @@ enum Rules : uint32_t {
   rule_merge = 1,          // use sections, maximal groups of instants, instead of instants
   rule_fill_bound = 2,     // fail if filling a valley up to its walls must lose more bytes than the slack
   rule_skip_section = 4,   // a skipped section rises to the lowest possible top, not byte by byte
-  rule_cuts = 8,           // independent parts are searched one after the other
-  rule_jumps = 16,         // after a failure, decisions that have not contributed to it are undone without trying others
-  rule_symmetry = 32,      // of equal jobs the first is placed first
-  rule_height_bound = 64,  // the jobs left at a section must fit above it with their alignments and fixed offsets
-  every_rule = 127,
+  rule_jumps = 8,          // after a failure, decisions that have not contributed to it are undone without trying others
+  rule_symmetry = 16,      // of equal jobs the first is placed first
+  rule_height_bound = 32,  // the jobs left at a section must fit above it with their alignments and fixed offsets
+  every_rule = 63,
 };
 
 class Valleys {
@@ -77,7 +76,7 @@ class Valleys {
   const Run& run(int32_t index) const { return runs_[index]; }
   const Item& item(int32_t job) const { return items_[job]; }
   bool is_cut(int32_t boundary) const { return crossing_[boundary] == 0; }
-  bool has_jobs(int32_t section) const { return first_[section] >= 0; }
+  int32_t jobs_left() const { return jobs_left_; }
   // In the order of the given jobs; -1 for jobs not yet placed.
   std::vector<int64_t> offsets() const {
     std::vector<int64_t> result(order_.size());
@@ -149,6 +148,7 @@ class Valleys {
   int64_t capacity_;
   int64_t grain_ = 1;  // all heights are multiples of this many bytes
   int64_t steps_ = 0;   // sections and jobs examined
+  int32_t jobs_left_ = 0;  // not yet placed
   std::vector<Item> items_;      // jobs by begin, then end: those of a valley are adjacent in memory
   std::vector<int32_t> order_;   // the job of each item
   std::vector<int64_t> offset_;                // per job: offset, or -1
@@ -218,6 +218,7 @@ inline std::vector<int64_t> Valleys::stand() {
 // Removes a job from the lists of jobs not yet placed.
 inline void Valleys::take_out(int32_t job) {
   const Item& item = items_[job];
+  --jobs_left_;
   if (last_[job] >= 0) next_[last_[job]] = next_[job];
   else first_[item.begin] = next_[job];
   if (next_[job] >= 0) last_[next_[job]] = last_[job];
@@ -280,6 +281,7 @@ inline void Valleys::sort(const std::vector<Item>& items) {
 // Builds the lists of jobs not yet placed.
 inline void Valleys::chain() {
   const auto n = static_cast<int32_t>(items_.size());
+  jobs_left_ = n;
   first_.assign(slack_.size(), -1);
   next_.assign(n, -1);
   last_.assign(n, -1);
@@ -389,6 +391,7 @@ inline bool Valleys::undo(size_t mark, Piece& conflict) {
     }
     const Item& item = items_[step.job];
     offset_[step.job] = -1;
+    ++jobs_left_;
     for (int32_t b = item.begin + 1; b < item.end; ++b) ++crossing_[b];
     height_bounds_.flip(item.begin, item.end, step.job);
     if (last_[step.job] >= 0) next_[last_[step.job]] = step.job;
