@@ -563,9 +563,9 @@ class Client:
     def misses(self) -> int:
         """Return the number of requests so far that missed the plan."""
 
-    def serves_next(self, bytes: int) -> bool:
+    def unplanned_bytes(self, bytes: int) -> int:
         """
-        Return whether this thread's next requests, of `bytes` together, will follow the plan, as far as known.
+        Return the part of this thread's next requests, of `bytes` together, for which the plan has no places, as far as known.
         """
 
     def reset_peaks(self) -> None: ...
@@ -733,7 +733,7 @@ def torch_misses_function() -> int:
     Return the address of the function that counts a client's misses (see c_api.h).
     """
 
-def torch_serves_function() -> int:
+def torch_unplanned_function() -> int:
     """
     Return the address of the function that looks at a client's next requests (see c_api.h).
     """

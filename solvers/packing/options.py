@@ -30,7 +30,8 @@ class SearchOptions:
 
     # -- heuristics --
 
-    #: Jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory.
+    #: Jobs above which jobs are sorted by start, so that neighbours in time are neighbours in memory, and
+    #: above which the best plan is not placed again by first fit.
     sorted_by_start: int = 20_000
     #: Jobs above which first and best fit are skipped: a pass is quadratic and would take the whole budget.
     fit_limit: int = 10_000
@@ -63,7 +64,7 @@ class SearchOptions:
     long_repair: int = 4
     #: Factor by which the turns of the complete search are longer with more than `few` and up to `many` jobs.
     long_search: int = 4
-    #: Jobs above which no other threads repair, and maximum load first does not run again for repair.
+    #: Jobs above which no other threads repair.
     helped_repair: int = 20_000
     #: Largest product of fixed jobs and jobs for the skyline search, which lists fixed offsets by section.
     fixed_sections: int = 2**26

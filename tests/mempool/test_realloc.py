@@ -98,7 +98,11 @@ def test_realloc_prefers_a_planned_slot() -> None:
     core = Core()
     core.client.load(None, pattern([10_000, 20_000, 30_000], [0, 10_240, -1]))
     base = core.allocate(10_000)
-    assert [core.client.serves_next(size) for size in (49_999, 50_000)] == [True, False]
+    assert [core.client.unplanned_bytes(size) for size in (19_999, 49_999, 60_000)] == [
+        19_999,
+        29_999,
+        60_000,
+    ]
     assert reallocate(core, base, 20_000) == base + 10_240
     assert core.hits == 2
     core.give_everything_back()
@@ -114,7 +118,7 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
     core.client.enter_dynamic()
     other = core.allocate(5_000)
     core.client.leave_dynamic()
-    assert not core.client.serves_next(0)  # as far as the plan knows
+    assert core.client.unplanned_bytes(30_000) == 30_000  # as far as the plan knows
     assert reallocate(core, other, 20_000) == other
     core.allocate(30_000)
     assert (core.hits, core.outcomes["dynamic"]) == (2, 1)

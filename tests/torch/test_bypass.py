@@ -345,6 +345,28 @@ class TestStandby:
         assert not bypass_of(pool).is_standing_by
         assert torch._C._len_torch_dispatch_stack() == 1
 
+    def test_standby_outlasts_the_inference_mode_of_its_beginning(self, pool: Any) -> None:
+        weight, few = torch.ones(256, 256), torch.ones(3)
+        with torch.inference_mode():
+            for _ in range(30):
+                weight @ weight
+                pool.step()
+                pool.plan_now()
+            assert bypass_of(pool).is_standing_by
+        assert torch.isfinite(few + 1).tolist() == [True] * 3
+        assert bypass_of(pool).is_standing_by
+
+    def test_mode_that_is_back_outlasts_the_inference_mode_of_its_return(self, pool: Any) -> None:
+        self.stands_by(pool, small())
+        with torch.inference_mode():
+            kept = [torch.ones(size) for size in (3 * MIB, MIB // 2, MIB // 4)]
+        assert torch._C._len_torch_dispatch_stack() == 1
+        before, few = bypass_of(pool).passed, torch.ones(3)
+        for _ in range(4):
+            few + 1
+        assert bypass_of(pool).passed > before
+        del kept
+
     @pytest.mark.parametrize("compiles", [True, False])
     def test_mode_sees_programs_that_compile_or_keep_addresses(
         self, pool: Any, monkeypatch: pytest.MonkeyPatch, *, compiles: bool

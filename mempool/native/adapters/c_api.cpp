@@ -77,6 +77,6 @@ int64_t mempool_misses(void* client) {
   return static_cast<int64_t>(one->misses());
 }
 
-int mempool_serves_next(void* client, int64_t bytes) {
-  return static_cast<Client*>(client)->serves_next(static_cast<uint64_t>(bytes)) ? 1 : 0;
+int64_t mempool_unplanned_bytes(void* client, int64_t bytes) {
+  return static_cast<int64_t>(static_cast<Client*>(client)->unplanned_bytes(static_cast<uint64_t>(bytes)));
 }

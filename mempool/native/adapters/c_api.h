@@ -22,7 +22,7 @@ __attribute__((visibility("default"))) int64_t mempool_room(void* client);
 /* Return the number of the client's requests so far that missed the plan, and one more if one of this thread's next requests, of
  * `bytes` together, will, as far as known. */
 __attribute__((visibility("default"))) int64_t mempool_misses(void* client);
-__attribute__((visibility("default"))) int mempool_serves_next(void* client, int64_t bytes);
+__attribute__((visibility("default"))) int64_t mempool_unplanned_bytes(void* client, int64_t bytes);
 
 /* Allocate memory for PyTorch's CPU tensors from the client that serves them now.
  * NULL with *served 1: out of memory; with *served 0: no client serves, use the previously installed allocator. */

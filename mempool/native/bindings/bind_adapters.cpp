@@ -144,7 +144,7 @@ void bind_torch(nb::module_& m) {
   m.def("torch_misses_function", [] { return address_of(&mempool_misses); },
         "Return the address of the function that counts a client's misses (see c_api.h).");
 
-  m.def("torch_serves_function", [] { return address_of(&mempool_serves_next); },
+  m.def("torch_unplanned_function", [] { return address_of(&mempool_unplanned_bytes); },
         "Return the address of the function that looks at a client's next requests (see c_api.h).");
 
   m.def("torch_guest_hook",

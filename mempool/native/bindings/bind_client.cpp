@@ -430,8 +430,8 @@ void bind_client(nb::module_& m) {
       .def("stats", &client_stats)
       .def("misses", [](Client& c) { const Guarded guard(c.pool().lock); return c.misses(); }, released,
            "Return the number of requests so far that missed the plan.")
-      .def("serves_next", &Client::serves_next, released, "bytes"_a,
-           "Return whether this thread's next requests, of `bytes` together, will follow the plan, as far as known.")
+      .def("unplanned_bytes", &Client::unplanned_bytes, released, "bytes"_a,
+           "Return the part of this thread's next requests, of `bytes` together, for which the plan has no places, as far as known.")
       .def("reset_peaks", &Client::reset_peaks, released)
       .def("take_live_peak", &Client::take_live_peak, released, "Return the largest number of live bytes since the last call.")
       .def("set_retained_limit", &Client::set_retained_limit, released, "bytes"_a,

@@ -260,8 +260,8 @@ class Client : private Live<Client> {
   ClientStats stats();
   // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
   std::uint64_t misses() const noexcept;
-  // Return true if this thread's next requests, of `bytes` together, will follow the plan, as far as known.
-  bool serves_next(std::uint64_t bytes) noexcept;
+  // Return the part of this thread's next requests, of `bytes` together, for which the plan has no places, as far as known.
+  std::uint64_t unplanned_bytes(std::uint64_t bytes) noexcept;
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
   std::size_t take_live_peak() noexcept;

@@ -33,17 +33,18 @@ std::uint64_t Client::misses() const noexcept {
   return misses;
 }
 
-bool Client::serves_next(std::uint64_t bytes) noexcept {
+std::uint64_t Client::unplanned_bytes(std::uint64_t bytes) noexcept {
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
-  bool hits = replaying_ && !bypass_.active && !outside() && cache.client == caches_;
-  for (std::uint32_t ahead = 0; hits; ++ahead) {
+  if (!replaying_ || bypass_.active || outside() || cache.client != caches_) return bytes;
+  std::uint64_t left = bytes;
+  for (std::uint32_t ahead = 0; left != 0; ++ahead) {
     const Follower::Next next = cache.sequence->follower.next_due(ahead);
-    if (ahead != 0 && (next.slot == nullptr || next.size > bytes)) break;
-    hits = next.slot != nullptr && next.slot->offset != kDynamic && pool_->is_slot_free(*next.slot, next.size);
-    bytes -= std::min(bytes, next.size);
+    if (next.slot == nullptr || next.size > left) break;
+    if (next.slot->offset == kDynamic || !pool_->is_slot_free(*next.slot, next.size)) return bytes;
+    left -= next.size;
   }
-  return hits;
+  return left;
 }
 
 // Let the latest plan take effect and restart the hit statistics, kept as a difference so that a hit updates

@@ -16,7 +16,7 @@ struct Bypass {
   Place place;  // written while it is not open
   std::mutex mutex;  // of all below
   std::int64_t (*room)(void*) = nullptr;
-  int (*serves)(void*, std::int64_t) = nullptr;
+  std::int64_t (*unplanned)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t reserve = 0;
   std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
@@ -24,8 +24,11 @@ struct Bypass {
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
 
-  // Return whether the pool has neither room for `need` bytes nor a place in its plan.
-  bool lacks(std::int64_t need) const { return room(client) - need < reserve && serves(client, need) == 0; }
+  // Return whether the pool lacks room for the part of `need` bytes that has no place in the pool's plan.
+  bool lacks(std::int64_t need) const {
+    const std::int64_t left = room(client);
+    return left - need < reserve && left - unplanned(client, need) < reserve;
+  }
 
   // Note a use by the current operation, and return whether the storage is known. A view of an unwritten storage leaves it unwritten.
   bool use(const c10::Storage& storage, bool views) {
@@ -115,14 +118,14 @@ std::vector<at::Tensor> taken() {
 
 // Let this thread's operations skip its mode while the client's pool keeps room for `reserve` bytes. Return 0 if another mode's
 // bypass is open.
-MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), int (*serves)(void*, std::int64_t),
+MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t (*room)(void*), std::int64_t (*unplanned)(void*, std::int64_t),
                                         void* client, std::int64_t reserve) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
   if (all.open.load()) return 0;
   all.place.set(mode, cuda != 0);
   all.room = room;
-  all.serves = serves;
+  all.unplanned = unplanned;
   all.client = client;
   all.reserve = reserve;
   all.open.store(true, std::memory_order_release);

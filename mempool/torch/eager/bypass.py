@@ -101,10 +101,10 @@ class Bypass:
         library = self._library
         self._reload_all()
         cuda, reserve = self._storages.device == "cuda", self._reserve_bytes()
-        room, serves = _core.torch_room_function(), _core.torch_serves_function()
+        room, unplanned = _core.torch_room_function(), _core.torch_unplanned_function()
         self._passed_before = library.mempool_bypass_count()
         self._transfers.holds_all = self.is_open = True  # set first, as Ctrl-C may come between
-        if library.mempool_bypass_open(id(self._mode), cuda, room, serves, self._client.handle, reserve):
+        if library.mempool_bypass_open(id(self._mode), cuda, room, unplanned, self._client.handle, reserve):
             self._iterations.let_pool_learn()
             self._client.set_arena_allowed(True)
         else:
@@ -209,10 +209,11 @@ class Bypass:
     # --- operations seen while the bypass is open
 
     def lacks(self, more: int) -> bool:
-        """Return whether there is neither room for `more` bytes nor a place in the pool's plan."""
+        """Return whether room lacks for the part of `more` bytes that has no place in the pool's plan."""
         self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
         reserve = self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
-        return self._headroom.left() - more < reserve and not self._client.serves_next(more)
+        left = self._headroom.left()
+        return left - more < reserve and left - self._client.unplanned_bytes(more) < reserve
 
     def learn(self, traits: OperatorTraits, footprint: int) -> None:
         """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""

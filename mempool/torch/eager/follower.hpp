@@ -40,7 +40,7 @@ struct Follower {
   std::size_t at = 0;
   bool sends_next = false;  // to the mode, which has something to do before the next operation
   std::int64_t (*misses)(void*) = nullptr;
-  int (*serves)(void*, std::int64_t) = nullptr;
+  std::int64_t (*unplanned)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t misses_before = 0;
   std::int64_t checked_bytes = 0;  // operations that need as much look whether they or others miss the pool's plan
@@ -56,7 +56,7 @@ struct Follower {
 
   // Return whether the pool may lack `need` bytes.
   bool may_lack(std::int64_t need) {
-    is_checked = is_checked || (need >= checked_bytes && (misses(client) != misses_before || serves(client, need) == 0));
+    is_checked = is_checked || (need >= checked_bytes && (misses(client) != misses_before || unplanned(client, need) == need));
     return is_checked && need > 0 && room(client) - foreign_bytes < need;
   }
 
@@ -214,7 +214,7 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
 // Follow a table from operation `at` on, or from the one after with `sends_next`; with `is_checked`, only as far as the pool has room
 // for results. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, int sends_next, const void* mode, int cuda,
-                                          std::int64_t (*misses)(void*), int (*serves)(void*, std::int64_t),
+                                          std::int64_t (*misses)(void*), std::int64_t (*unplanned)(void*, std::int64_t),
                                           std::int64_t (*room)(void*), void* client,
                                           std::int64_t misses_before, int is_checked, std::int64_t checked_bytes,
                                           std::int64_t foreign_bytes) {
@@ -224,7 +224,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   all.at = at;
   all.sends_next = sends_next != 0;
   all.misses = misses;
-  all.serves = serves;
+  all.unplanned = unplanned;
   all.client = client;
   all.misses_before = misses_before;
   all.checked_bytes = checked_bytes;

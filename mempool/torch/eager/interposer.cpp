@@ -131,23 +131,23 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
-// Let modes on this thread's stack see operations again after a guard, as of `torch.vmap`, has restored the keys of an empty stack.
-void include_modes() {
-  if (TorchDispatchModeTLS::stack_len() == 0) return;
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, true);
-  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, true);
+// Include, or not, the keys by which operations reach the modes on the stack of this thread and this library. A guard such as inference
+// mode restores the keys, but not the modes, of where it began.
+void include_keys(bool includes) {
+  c10::impl::tls_set_dispatch_key_included(kKey, includes);
+  if ((TorchDispatchModeTLS::stack_len() != 0) != includes) return;
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, includes);
+  c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, includes);
 }
 
 // Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
 std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  if (is_ours || !any_installed()) return nullptr;
-  const bool modes_act = c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) &&
-                         !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
-  include_modes();
-  if (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) return nullptr;
-  if (!excluded) c10::impl::tls_set_dispatch_key_included(kKey, true);
-  const DispatchKeySet active = modes_act ? DispatchKeySet(DispatchKey::Python) : DispatchKeySet();
+  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  if (!excluded) include_keys(true);
+  DispatchKeySet active;
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
+    active = DispatchKeySet(DispatchKey::Python);
   const bool seen = std::all_of(installed.begin(), installed.end(), [&](const auto& mode) {
     const void* one = mode.load(std::memory_order_acquire);
     return one == nullptr || will_see(one, active);
@@ -175,11 +175,12 @@ struct Standby {
   std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> held;
 
   bool is_here() const { return on.load(std::memory_order_acquire) && std::this_thread::get_id() == thread; }
+  bool is_off() const { return is_here() && !departed.load(); }
   // Put the mode back. PyTorch may undo this where a guard restores the thread's state.
   void put_back() {
     if (is_off_stack) return;
-    c10::impl::tls_set_dispatch_key_included(kKey, true);
     if (TorchDispatchModeTLS::stack_len() == 0) TorchDispatchModeTLS::push_non_infra_mode_onto_stack(held);
+    include_keys(true);
   }
 };
 
@@ -191,6 +192,11 @@ Standby& standby() {
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
   repeat.end();
+  if (standby().is_off()) {  // a guard has restored the keys of before
+    include_keys(false);
+    op.callBoxed(stack);
+    return;
+  }
   if (is_ours || !any_installed()) {
     op.redispatchBoxed(below, stack);
     return;
@@ -339,8 +345,7 @@ MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
   Standby& all = standby();
   if (all.mode != mode || all.thread != std::this_thread::get_id() || !all.held) return;
   if (all.on.exchange(false) && !all.departed) at::reenableCallback(met());
-  if (is_on_stack(mode)) include_modes();
-  else all.put_back();
+  all.put_back();
 }
 
 // Return the address of the number of unseen operations so far that may have written.

@@ -73,7 +73,7 @@ class PoolHeadroom:
         """
         if not self.is_checked:
             if more < self.limit_bytes // OPTIONS.checked_operation_divisor or (
-                self._client.misses() == self.misses_before and self._client.serves_next(more)
+                self._client.misses() == self.misses_before and self._client.unplanned_bytes(more) < more
             ):
                 return False
             self.is_checked = True

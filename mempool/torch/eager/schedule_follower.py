@@ -149,7 +149,7 @@ class ScheduleFollower:
                 id(self._mode),
                 self._is_cuda,
                 _core.torch_misses_function(),
-                _core.torch_serves_function(),
+                _core.torch_unplanned_function(),
                 _core.torch_room_function(),
                 self._client.handle,
                 self._headroom.misses_before,

@@ -20,13 +20,29 @@
 
 namespace packing {
 
-// Lifetime of a job as one arc on the circle; the arc may end beyond the circle's length. The start is -1 for a
-// job with gaps.
-inline Piece arc(const Jobs& jobs, int32_t job) {
-  const Piece first = jobs.pieces[jobs.first[job]], last = jobs.pieces[jobs.first[job + 1] - 1];
+// Lifetimes of the jobs in instants or in sections (sections.hpp): half-open, on a circle from 0 to `length`.
+struct Times {
+  const std::vector<Piece>& pieces;  // indexed by Jobs::first
+  int32_t length;
+};
+
+inline Times instants_of(const Jobs& jobs) { return {jobs.pieces, jobs.instants - 1}; }
+
+// Lifetime of a job without gaps as one arc on the circle; the arc may end beyond the circle's length.
+inline Piece arc_of(const Jobs& jobs, const Times& times, int32_t job) {
+  const Piece first = times.pieces[jobs.first[job]];
   if (jobs.single(job)) return first;
-  const bool goes_round = jobs.first[job + 1] - jobs.first[job] == 2 && first.start == 0 && last.end == jobs.instants - 1;
-  return goes_round ? Piece{last.start, first.end + jobs.instants - 1} : Piece{-1, -1};
+  return {times.pieces[jobs.first[job + 1] - 1].start, first.end + times.length};
+}
+
+// The arc in instants; start is -1 for a job with gaps.
+inline Piece arc(const Jobs& jobs, int32_t job) {
+  const int32_t many = jobs.first[job + 1] - jobs.first[job];
+  const auto goes_round = [&] {
+    return jobs.pieces[jobs.first[job]].start == 0 && jobs.pieces[jobs.first[job + 1] - 1].end == jobs.instants - 1;
+  };
+  if (many == 1 || (many == 2 && goes_round())) return arc_of(jobs, instants_of(jobs), job);
+  return {-1, -1};
 }
 
 // Finds, among the jobs not yet taken that lie within a run, the job with the lowest priority number.
@@ -136,7 +152,8 @@ class Skyline {
   // without walls ends the placement. Returns false when a job ends above `limit` or the cancellation flag is
   // set.
   template <class Take>
-  bool fill(const Jobs& jobs, size_t left, int64_t limit, std::vector<int64_t>& offset, const Cancel& cancel, Take take) {
+  bool fill(const Jobs& jobs, const Times& times, size_t left, int64_t limit, std::vector<int64_t>& offset,
+            const Cancel& cancel, Take take) {
     for (int32_t run = start_; left > 0;) {
       const Valley valley = valley_from(run);
       if (cancel.cancelled()) return false;
@@ -148,7 +165,7 @@ class Skyline {
       }
       offset[job] = jobs.aligned(job, valley.height);
       if (offset[job] + jobs.size[job] > limit) return false;
-      run = raise(run, arc(jobs, job), offset[job] + jobs.size[job]);
+      run = raise(run, arc_of(jobs, times, job), offset[job] + jobs.size[job]);
       --left;
     }
     return true;
@@ -227,18 +244,18 @@ class Skyline {
 };
 
 // Returns for each instant the highest end of the jobs placed there; jobs without an offset are not counted.
-inline std::vector<int64_t> floor_under(const Jobs& jobs, const std::vector<int32_t>& placed,
+inline std::vector<int64_t> floor_under(const Jobs& jobs, const Times& times, const std::vector<int32_t>& placed,
                                         const std::vector<int64_t>& offset) {
   std::vector<std::tuple<int32_t, int32_t, int64_t>> pieces;  // start, end, height
   for (const int32_t job : placed)
     for (int32_t k = offset[job] < 0 ? jobs.first[job + 1] : jobs.first[job]; k < jobs.first[job + 1]; ++k)
-      pieces.emplace_back(jobs.pieces[k].start, jobs.pieces[k].end, offset[job] + jobs.size[job]);
+      pieces.emplace_back(times.pieces[k].start, times.pieces[k].end, offset[job] + jobs.size[job]);
   std::sort(pieces.begin(), pieces.end());
-  std::vector<int64_t> floor = filled(jobs.instants - 1, int64_t{0});
+  std::vector<int64_t> floor = filled(times.length, int64_t{0});
   if (pieces.empty()) return floor;
   std::priority_queue<std::pair<int64_t, int32_t>> alive;  // height, end
   size_t next = 0;
-  for (int32_t t = 0; t < jobs.instants - 1; ++t) {
+  for (int32_t t = 0; t < times.length; ++t) {
     for (; next < pieces.size() && std::get<0>(pieces[next]) == t; ++next)
       alive.emplace(std::get<2>(pieces[next]), std::get<1>(pieces[next]));
     while (!alive.empty() && alive.top().second <= t) alive.pop();
@@ -265,9 +282,15 @@ class ValleyPacker {
 
   template <class Take>
   int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take) {
+    return pack(order, limit, cancel, take, instants_of(jobs_));
+  }
+
+  // The valleys passed to take(valley) use these times.
+  template <class Take>
+  int64_t pack(const std::vector<int32_t>& order, int64_t limit, const Cancel& cancel, Take take, const Times& times) {
     if (!place_others(order, cancel)) return -1;
-    Skyline skyline(floor_under(jobs_, others_, offset_));
-    if (!skyline.fill(jobs_, candidates_.size(), limit, offset_, cancel, take)) return -1;
+    Skyline skyline(floor_under(jobs_, times, others_, offset_));
+    if (!skyline.fill(jobs_, times, candidates_.size(), limit, offset_, cancel, take)) return -1;
     const int64_t arena = arena_of(jobs_, offset_);
     return arena <= limit ? arena : -1;
   }
@@ -275,6 +298,13 @@ class ValleyPacker {
   const std::vector<int64_t>& offsets() const& { return offset_; }
   std::vector<int64_t> offsets() && { return std::move(offset_); }
   const std::vector<int32_t>& candidates() const { return candidates_; }
+  std::vector<int32_t> candidates_in(const std::vector<int32_t>& order) const {
+    std::vector<int32_t> result;
+    reserve(result, candidates_.size());
+    std::copy_if(order.begin(), order.end(), std::back_inserter(result),
+                 [&](int32_t job) { return is_candidate(jobs_, job); });
+    return result;
+  }
 
  private:
   static bool is_candidate(const Jobs& jobs, int32_t job) { return jobs.fixed[job] < 0 && arc(jobs, job).start >= 0; }
