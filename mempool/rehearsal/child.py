@@ -533,10 +533,10 @@ class Rehearsal:
         self._save()
 
     def _save(self) -> None:
-        """Write the result; that of a child process only if it used a device."""
+        """Write the result; that of a child process only if it asked a device for memory."""
         if not self.job.child:
             self.outcome.write(self._folder / "outcome.json")
-        elif self.outcome.peak_reserved_bytes > 0:
+        elif self.outcome.asked_device:
             self.outcome.name, self.outcome.pid = _process_name(), os.getpid()
             with contextlib.suppress(OSError):  # the rehearsal has ended
                 self.outcome.write(self._folder / f"process-{os.getpid()}.json")

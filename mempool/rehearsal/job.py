@@ -117,7 +117,7 @@ class Outcome:
         step_peaks: peak of allocated bytes up to the end of each step.
         name: name of a child process, such as "SpawnProcess-1", or of its script; "" for the program's own.
         pid: number of the process.
-        processes: outcomes of the program's child processes that used a device.
+        processes: outcomes of the program's child processes that asked a device for memory.
     """
 
     allocator: str
@@ -154,6 +154,11 @@ class Outcome:
     def complete(self) -> bool:
         """Return true if the program's memory is that of a whole run."""
         return self.ended in ("steps", "seconds", "program")
+
+    @property
+    def asked_device(self) -> bool:
+        """Return true if the process held memory of a device, or was refused some."""
+        return self.peak_reserved_bytes > 0 or self.out_of_memory_in_step is not None
 
     @property
     def failed(self) -> bool:

@@ -57,8 +57,8 @@ class Run:
 
     @property
     def processes(self) -> list[Outcome]:
-        """Return the outcomes of the processes that held memory of a device, the program's own first."""
-        return [each for each in (self.outcome, *self.outcome.processes) if each.peak_reserved_bytes > 0]
+        """Return the outcomes of the processes that asked a device for memory, the program's own first."""
+        return [each for each in (self.outcome, *self.outcome.processes) if each.asked_device]
 
     @property
     def shared_bytes(self) -> dict[int, int]:
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Return true if a process of the program held memory of a device."""
+        """Return true if a process of the program asked a device for memory."""
         return bool(self.processes)
 
     @property
