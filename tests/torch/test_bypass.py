@@ -162,6 +162,17 @@ def test_closing_the_bypass_updates_last_use_and_size() -> None:
         del first, second, found, known_first, known_second
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_traced_numbers_are_compared_while_the_bypass_is_open() -> None:
+    """Optimizing a trace compares its numbers, which a dispatch mode gets as numbers of Python."""
+    traced = torch.jit.trace(lambda x: torch.stack([(x + 1.0).sum(), (x + 2.0).sum()]), torch.ones(8))
+    graph = traced.graph.copy()
+    with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
+        opened(pool, small())
+        torch._C._jit_pass_constant_pooling(graph)
+        assert bypass_of(pool).is_open
+
+
 def test_partly_bypassed_iteration_is_not_recorded() -> None:
     loop = small()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
@@ -312,6 +323,24 @@ class TestStandby:
         assert [one.mean().item() for one in kept] == list(range(24))
         assert torch._C._len_torch_dispatch_stack() == 1
         del kept
+
+    @pytest.mark.parametrize("closes", [False, True])
+    def test_mode_is_on_the_stack_once_after_a_program_disabled_modes(
+        self, pool: Any, *, closes: bool
+    ) -> None:
+        loop = small()
+        self.stands_by(pool, loop)
+        kept = []
+        while torch._C._len_torch_dispatch_stack() == 0:
+            kept.append(torch.ones(MIB // 4))
+        with torch.utils._python_dispatch._disable_current_modes():
+            kept.append(torch.ones(MIB // 4))
+        kept.clear()
+        if closes:
+            pool.close()
+        else:
+            loop.step()
+        assert torch._C._len_torch_dispatch_stack() == (0 if closes else 1)
 
     @pytest.mark.parametrize("transforms", [torch.func.vmap, torch.func.grad])
     def test_mode_is_back_within_function_transforms(self, pool: Any, transforms: Any) -> None:

@@ -107,6 +107,12 @@ bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return any;
 }
 
+// Run an operation on wrapped numbers: the mode would get Python numbers, which the operation does not take back.
+void run_unseen_numbers(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
+  const Hidden hidden;
+  op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+}
+
 // Return whether the first argument is a tensor without a storage, such as a sparse one.
 bool begins_without_storage(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const std::size_t count = op.schema().arguments().size();
@@ -167,6 +173,19 @@ at::CallbackHandle met() {
 
 bool is_on_stack(const void* mode) { return will_see(mode, DispatchKeySet(DispatchKey::Python)); }
 
+// Take the mode off the top of the stack while more entries of it than `kept` are there: a program that takes the modes off and
+// later puts them back, as `_disable_current_modes` does, repeats a mode that was put back meanwhile.
+void pop_repeated(const void* mode, std::int64_t kept) {
+  const auto is_mode = [mode](std::int64_t at) {
+    const auto& one = TorchDispatchModeTLS::get_stack_at(at);
+    return one->ptr(&one->pyinterpreter()) == mode;
+  };
+  for (auto size = TorchDispatchModeTLS::stack_len(); !is_off_stack && size > kept; --size) {
+    if (!is_mode(size - 1) || !is_mode(size - 1 - kept)) return;
+    TorchDispatchModeTLS::pop_stack();
+  }
+}
+
 // A mode that is off the stack while nothing has to move and all requests follow the pool's plan, so that operations cost nothing.
 struct Standby {
   std::atomic<bool> on{false}, departed{false};
@@ -217,6 +236,10 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     return;
   }
   if (Bypass& all = bypass(); all.open.load(std::memory_order_acquire) && all.place.is_here(only)) {
+    if (are_numbers(op, *stack)) {
+      run_unseen_numbers(op, below, stack);
+      return;
+    }
     run_bypassed(op, operation, below, stack);
     return;
   }
@@ -241,8 +264,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   }
   const bool is_only = sees && TorchDispatchModeTLS::stack_len() == 1;
   if (is_only && are_numbers(op, *stack)) {
-    const Hidden hidden;  // the mode would get Python numbers, which the operation does not take back
-    op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
+    run_unseen_numbers(op, below, stack);
   } else if (is_only && below.has(DispatchKey::Tracer)) {
     const Hidden hidden;  // the trace would record what the mode does
     run_lent(op, below.remove(DispatchKey::Python), stack, all_installed(), false, traits.writes);
@@ -295,6 +317,7 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
   if (Standby& all = standby(); all.mode == mode) {
     all.on = false;  // still, where another thread removes the mode
     all.held.reset();
+    pop_repeated(mode, 0);
   }
   if (any_installed()) return;
   at::disableCallback(met());
@@ -346,6 +369,7 @@ MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
   if (all.mode != mode || all.thread != std::this_thread::get_id() || !all.held) return;
   if (all.on.exchange(false) && !all.departed) at::reenableCallback(met());
   all.put_back();
+  pop_repeated(mode, 1);
 }
 
 // Return the address of the number of unseen operations so far that may have written.
