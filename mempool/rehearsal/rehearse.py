@@ -132,6 +132,8 @@ class StandInRunner:
         outcome = _outcome(job, code)
         outcome.left_folders = left
         outcome.processes = [Outcome.read(path) for path in sorted(Path(job.folder).glob("process-*.json"))]
+        written = (file for each in outcome.processes for file in each.redirected)
+        outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written)))
         return outcome
 
     def _argument_table(self, machine: Machine) -> Path:

@@ -224,6 +224,14 @@ def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli, size: int)
     assert "processes share GPU 0: together they hold up to" in out
 
 
+def test_checkpoint_of_a_child_process_is_named(cli: Cli) -> None:
+    save = "import torch; torch.save(torch.ones(8, device='cuda'), 'child.pt')"
+    Path("parent.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {save!r}])")
+    run = rehearse(cli, "", f"{Path.cwd()}/parent.py")
+    assert [Path(file).name for file in run["redirected"]] == ["child.pt"]
+    assert not Path("child.pt").exists()
+
+
 def test_ranks_that_torchrun_starts_have_results(cli: Cli) -> None:
     launcher = f"-m torch.distributed.run --standalone --nproc-per-node 2 {PROGRAMS / 'parallel.py'}"
     run = rehearse(cli, "--card 'RTX 3060' --devices 2", launcher, "kind=ddp")
