@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import hashlib
 import io
 import os
 import shutil
@@ -22,7 +23,8 @@ _TOO_LARGE = 1 << 30
 class Redirection:
     """Redirection of checkpoints, and of what would write over a file, into a folder; reads find them there.
 
-    Files from before the rehearsal are not removed either.
+    A file's place follows from its path, so that other processes of the program find it. Files from before
+    the rehearsal are not removed either.
     """
 
     def __init__(self, folder: Path, redirected: list[str], notes: list[str]) -> None:
@@ -43,15 +45,24 @@ class Redirection:
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
         if name not in self._places:
             self._folder.mkdir(exist_ok=True)
-            self._places[name] = self._folder / f"{os.getpid()}-{len(self._redirected)}-{Path(name).name}"
+            self._places[name] = self._place(name)
             self._redirected.append(os.fspath(path))
         return self._places[name]
 
     def known(self, path: Any) -> Any:
         """Return the place of a redirected file, or the path itself."""
-        if self._places and isinstance(path, (str, os.PathLike)):
-            return self._places.get(os.path.abspath(os.fspath(path)), path)  # noqa: PTH100
-        return path
+        if not isinstance(path, (str, os.PathLike)):
+            return path
+        name = os.path.abspath(os.fspath(path))  # noqa: PTH100
+        return self._places.get(name) or self._place_of_others(name) or path
+
+    def _place(self, name: str) -> Path:
+        return self._folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}-{Path(name).name}"
+
+    def _place_of_others(self, name: str) -> Path | None:
+        """Return the place of a file that another process wrote, or None."""
+        place = self._place(name)
+        return place if place.exists() else None
 
     def matters(self, path: Path, mode: str) -> bool:
         """Return true for checkpoints, and for files of the program's folder that would be written over."""
@@ -127,7 +138,9 @@ class Redirection:
         def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
             if (place := self.known(source)) is source:
                 return function(source, target, *args, **options)
-            self._places[os.path.abspath(os.fspath(target))] = place  # noqa: PTH100
+            name = os.path.abspath(os.fspath(target))  # noqa: PTH100
+            self._places[name] = self._place(name)
+            function(place, self._places[name], *args, **options)
             return target
 
         return call

@@ -337,7 +337,7 @@ class Rehearsal:
         if os.getpid() != self._pid:  # forked from the process of the program
             self._pid, self.job, self.outcome = os.getpid(), self.job.of_child(), Outcome(self.job.allocator)
         if self.job.child and (util := sys.modules.get("multiprocessing.util")) is not None:
-            util.Finalize(None, self._finish, exitpriority=0)  # its processes have no exit handlers
+            util.Finalize(None, self._finish_child, exitpriority=0)  # its processes have no exit handlers
         # Other allocators have neither an observer of requests that fail nor a history. Their errors are
         # noted as Python makes them.
         own = self._pool is None and torch.cuda.get_allocator_backend() == "native"
@@ -393,7 +393,7 @@ class Rehearsal:
         # An optimizer that steps more rarely, as a GAN's generator's does, may not have stepped yet.
         waiting = any(id(other) not in self._steps for other in self._optimizers)
         fewest, most = 0 if waiting else min(self._steps.values()), max(self._steps.values())
-        if fewest >= self.job.steps or most >= 16 * self.job.steps:
+        if (fewest >= self.job.steps or most >= 16 * self.job.steps) and not _serves_a_pool():
             self._end()
 
     def _end(self) -> None:
@@ -510,6 +510,13 @@ class Rehearsal:
             with self._writing:
                 self._write()
 
+    def _finish_child(self) -> None:
+        """Write the result of a process of multiprocessing, which ends while its error is on the way."""
+        error = sys.exc_info()[1]
+        if error is not None and not self._ended and not isinstance(error, SystemExit):
+            self._note_error(type(error), error, error.__traceback__)
+        self._finish()
+
     def _write(self) -> None:
         if self._written:
             return
@@ -577,6 +584,13 @@ def _process_name() -> str:
     name = "MainProcess" if module is None else module.current_process().name
     rank = os.environ.get("RANK")
     return name if name != "MainProcess" else Path(sys.argv[0]).name + (f" rank {rank}" if rank else "")
+
+
+def _serves_a_pool() -> bool:
+    """Return whether this process serves a pool of processes, which waits until its work is done."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    target = None if module is None else getattr(module.current_process(), "_target", None)
+    return getattr(target, "__module__", "") in ("multiprocessing.pool", "concurrent.futures.process")
 
 
 def own_line(frame: FrameType, number: int) -> str:

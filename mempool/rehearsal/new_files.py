@@ -42,6 +42,7 @@ class NewFiles(Redirection):
         self._journal = journal / _JOURNAL
         self._start = os.getcwd()  # noqa: PTH109
         self._made: set[str] = set()
+        self._count = 0  # of the places so far
         self._others = [str(journal), os.path.abspath(tempfile.gettempdir())]  # noqa: PTH100
         with contextlib.suppress(OSError, RuntimeError):
             self._others.append(str(cache_folder()))
@@ -58,6 +59,14 @@ class NewFiles(Redirection):
 
     def _is_new(self, name: str) -> bool:
         return not os.path.lexists(name) and os.path.isdir(os.path.dirname(name))  # noqa: PTH112, PTH120
+
+    def _place(self, name: str) -> Path:
+        """Return a place of its own, since a file keeps its place when it gets another name."""
+        self._count += 1
+        return self._folder / f"{os.getpid()}-{self._count}-{os.path.basename(name)}"  # noqa: PTH119
+
+    def _place_of_others(self, _: str) -> None:
+        """Find no file of another process."""
 
     def matters(self, path: Path, mode: str) -> bool:
         """Return true for any file that the rehearsal would make or change in the program's folder."""

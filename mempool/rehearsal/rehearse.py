@@ -118,6 +118,7 @@ class StandInRunner:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
         try:
             code = process.wait()
@@ -128,6 +129,8 @@ class StandInRunner:
             process.kill()
             raise
         finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)  # child processes that would outlive the program
             left = remove_new_folders(Path(job.folder))
         outcome = _outcome(job, code)
         outcome.left_folders = left

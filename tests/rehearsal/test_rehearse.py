@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -224,12 +225,30 @@ def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli, size: int)
     assert "processes share GPU 0: together they hold up to" in out
 
 
-def test_checkpoint_of_a_child_process_is_named(cli: Cli) -> None:
+def test_checkpoint_of_a_child_process_is_named_and_found(cli: Cli) -> None:
     save = "import torch; torch.save(torch.ones(8, device='cuda'), 'child.pt')"
-    Path("parent.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {save!r}])")
+    Path("parent.py").write_text(
+        f"import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', {save!r}])\n"
+        "assert torch.load('child.pt').shape == (8,)"
+    )
     run = rehearse(cli, "", f"{Path.cwd()}/parent.py")
+    assert run["ended"] == "program"
     assert [Path(file).name for file in run["redirected"]] == ["child.pt"]
     assert not Path("child.pt").exists()
+
+
+def test_workers_and_failed_and_lasting_child_processes(cli: Cli) -> None:
+    """A worker of a pool trains on after the steps; an error has its row; no process is left behind."""
+    run = rehearse(cli, "--steps 2", "children.py")
+    assert run["ended"] == "program"
+    ended = {process["name"]: (process["ended"], process["steps"]) for process in run["processes"]}
+    assert ended["ForkPoolWorker-1"] == ("program", 6)
+    assert ended["ForkProcess-2"] == ("error", 0)
+    left = int(Path("left.txt").read_text())
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{left}").exists() and "Z" not in Path(f"/proc/{left}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_ranks_that_torchrun_starts_have_results(cli: Cli) -> None:
