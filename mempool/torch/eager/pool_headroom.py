@@ -125,8 +125,9 @@ class PoolHeadroom:
             return
         self._reported_bytes = more
         log.warning(
-            "the pool held %s more than the limit of %s: single operations needed so much at once, took "
-            "workspace that is not measured yet, or received tensors unknown to the pool, as from a file",
+            "the pool held %s more than the limit of %s: single operations needed so much at once or took "
+            "workspace that is not measured yet, tensors are used outside PyTorch (NumPy, DLPack) or by "
+            "other threads, or are unknown to the pool, as from a file",
             sized(more),
             sized(self._requested_bytes),
         )
