@@ -27,6 +27,7 @@ MIB = 1 << 20
 def test_memory_that_a_collective_uses_is_not_reused(kind: str, backend: str) -> None:
     warnings.simplefilter("ignore")  # of PyTorch's own modules
     os.environ |= ranks.ENVIRONMENT | {"WORLD_SIZE": "4"}
+    ranks.accept_shapes()
     ranks.pretend(4)
     torch.distributed.init_process_group("nccl")
     pool = mempool.torch.install(device="cuda", backend=backend, background=False)
