@@ -43,6 +43,8 @@ class Redirection:
     def moved(self, path: Any) -> Any:
         """Return the place of a file that the program writes."""
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
+        if os.path.dirname(name) == os.fspath(self._folder):  # noqa: PTH120
+            return path  # a place: a copy of a redirected file opens it
         if name not in self._places:
             self._folder.mkdir(exist_ok=True)
             self._places[name] = self._place(name)
