@@ -508,6 +508,12 @@ class Rehearsal:
         """Write the result at the end of the process, whatever ended it; a second thread waits for it."""
         if os.getpid() == self._pid:
             with self._writing:
+                if self._written:
+                    return
+                self._written = True
+                if not self._ended:
+                    self.outcome.ended = "program"
+                self._ended = True
                 self._write()
 
     def _finish_child(self) -> None:
@@ -518,12 +524,7 @@ class Rehearsal:
         self._finish()
 
     def _write(self) -> None:
-        if self._written:
-            return
-        self._written = True
-        if not self._ended:
-            self.outcome.ended = "program"
-        self._ended = True
+        """Complete and write the result."""
         with contextlib.suppress(Exception):
             self._measure()
         if errors := compilation.failures:

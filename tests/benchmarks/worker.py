@@ -154,7 +154,7 @@ class Worker:
         return said | {"settled": self.settled()}
 
     def settled(self) -> bool:
-        """Whether all follows the pool's plan, and nothing is recorded; True without one."""
+        """Return true unless a pool records."""
         if self.pool is None:
             return True
         return not self.pool.client.state()["recording"]

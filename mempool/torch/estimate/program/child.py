@@ -142,11 +142,6 @@ class _Program(Rehearsal):
 
     def _write(self) -> None:
         """Write the trace and the result."""
-        if self._written:
-            return
-        self._written = True
-        if not self._ended:
-            self.outcome.ended = "program"
         if self.outcome.complete:
             with _disable_current_modes():
                 for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
