@@ -83,7 +83,7 @@ DISTRIBUTED = """
     said = {"plain": train(steps)} if way == "pool" else {}
     import dataclasses, mempool.torch
     from mempool.planning import learner
-    learner.OPTIONS = dataclasses.replace(learner.OPTIONS, max_slowdown=float("inf"))  # others use the machine
+    learner.OPTIONS = dataclasses.replace(learner.OPTIONS, max_slowdown=float("inf"))  # others run
     pool = mempool.torch.install(device="cpu", plan=f"{folder}/train.plan" if way == "planned" else None)
     said |= {"losses": train(steps, pool.step), "report": pool.report().to_dict()}
     if way == "pool":
