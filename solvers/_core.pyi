@@ -174,7 +174,7 @@ class SkylineSearch:
     Complete search over skyline valleys for offsets within a capacity; one piece per job.
     """
 
-    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
+    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 31) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
@@ -202,7 +202,7 @@ class PairwiseSearch:
     Complete search over the vertical order of each two jobs, within a capacity.
     """
 
-    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 7) -> None: ...
+    def __init__(self, jobs: Jobs, capacity: int, seed: int) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
