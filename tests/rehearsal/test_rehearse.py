@@ -197,6 +197,9 @@ def test_rank_of_ddp_holds_the_model_and_of_fsdp_its_share(cli: Cli) -> None:
     assert ddp["allocated_bytes"] > 4 * model  # parameters, gradients, two moments
     assert fsdp["allocated_bytes"] < ddp["allocated_bytes"] - 3 * model
     assert fsdp["peak_allocated_bytes"] < ddp["peak_allocated_bytes"]
+    assert fsdp["redirected"] == ["shards"]
+    assert not Path("shards").exists()
+    assert ["calls nvidia-smi" in " ".join(run["notes"]) for run in (ddp, fsdp)] == [False, True]
 
 
 def test_data_parallel_uses_all_devices_of_the_machine(cli: Cli) -> None:
