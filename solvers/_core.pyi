@@ -84,11 +84,6 @@ class SimulatedCupy(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice) -> None: ...
 
-class SimulatedBfc(SimulatedAllocator):
-    """TensorFlow's best fit with coalescing."""
-
-    def __init__(self, device: SimulatedDevice, *, region: int, slack: int, collects: bool) -> None: ...
-
 class SimulatedRmmPool(SimulatedAllocator):
     """RMM's pool; the maximum -1 means none."""
 
@@ -101,7 +96,7 @@ class OffloadPlanner:
 
     def __init__(self, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], load: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], use: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], back: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], source: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], circular: bool, duplex: bool) -> None: ...
 
-    def plan(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, rounds: int, reload_weight: float = 1.0) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], float, int]:
+    def plan(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, rounds: int) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], float, int]:
         """
         Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.
         """
@@ -174,7 +169,7 @@ class SkylineSearch:
     Complete search over skyline valleys for offsets within a capacity; one piece per job.
     """
 
-    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 63) -> None: ...
+    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 31) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """
@@ -202,7 +197,7 @@ class PairwiseSearch:
     Complete search over the vertical order of each two jobs, within a capacity.
     """
 
-    def __init__(self, jobs: Jobs, capacity: int, seed: int, rules: int = 7) -> None: ...
+    def __init__(self, jobs: Jobs, capacity: int, seed: int) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """

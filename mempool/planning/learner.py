@@ -383,8 +383,7 @@ class Learner:
         elif now - since >= _core.LEARNING_ITERATIONS:
             return f"{hits / (hits + misses):.0%} of the requests hit in its last {len(last)} iterations"
         before, after = ([seconds for *_, seconds in results if seconds] for results in (unplanned, planned))
-        age = now - self.registry.installed_at_iteration
-        few = min(len(before), len(after)) < _core.JUDGED_ITERATIONS or age < _core.LEARNING_ITERATIONS
+        few = len(before) < _core.JUDGED_ITERATIONS or len(after) < _core.KEPT_ITERATIONS
         if few or self._timed_plans == self.registry.made:
             return ""
         self._timed_plans = self.registry.made

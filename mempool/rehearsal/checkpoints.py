@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import concurrent.futures
 import functools
 import hashlib
 import io
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+_SAVER, _LOADER = (f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader"))
+#: Modules after whose import `Redirection.patch_distributed` is called.
+MODULES = (_SAVER, _LOADER)
 #: Bytes of tensors from which a checkpoint is left out altogether.
 _TOO_LARGE = 1 << 30
 
@@ -39,6 +44,7 @@ class Redirection:
         self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
         self._began = time.time()
         self._replaced: list[tuple[Any, str, Any]] = []
+        self._distributed: set[str] = set()  # names of distributed checkpoints, none of which is written
 
     def moved(self, path: Any) -> Any:
         """Return the place of a file that the program writes."""
@@ -84,6 +90,38 @@ class Redirection:
             return
         safetensors.save_file = _with_path(safetensors.save_file, 1, "filename", self.moved, skip="tensors")
         safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", self.known)
+
+    def patch_distributed(self, name: str) -> None:
+        """Let an imported module write no checkpoints of several processes, nor read those."""
+        module: Any = sys.modules[name]
+        if name == _SAVER:
+            module.save = self._skipping(module.save, None)
+            module.async_save = self._skipping(module.async_save, _done())
+        else:
+            module.load = self._reading(module.load)
+
+    def _skipping(self, function: Any, result: Any) -> Any:
+        @functools.wraps(function)
+        def call(*_: Any, checkpoint_id: Any = None, storage_writer: Any = None, **__: Any) -> Any:
+            name = _checkpoint_name(checkpoint_id, storage_writer)
+            if name not in self._distributed:
+                self._distributed.add(name)
+                self._redirected.append(name)
+            return result
+
+        return call
+
+    def _reading(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(
+            state: Any, *args: Any, checkpoint_id: Any = None, storage_reader: Any = None, **options: Any
+        ) -> Any:
+            if _checkpoint_name(checkpoint_id, storage_reader) in self._distributed:
+                return None  # its values would be zero
+            options |= {"checkpoint_id": checkpoint_id, "storage_reader": storage_reader}
+            return function(state, *args, **options)
+
+        return call
 
     def patch_files(self) -> None:
         """Patch Python's functions that open, rename, copy and remove files."""
@@ -143,6 +181,11 @@ class Redirection:
             name = os.path.abspath(os.fspath(target))  # noqa: PTH100
             self._places[name] = self._place(name)
             function(place, self._places[name], *args, **options)
+            written, final = os.fspath(source), os.fspath(target)
+            if written in self._redirected and not place.exists():
+                self._redirected.remove(written)
+            if final not in self._redirected:
+                self._redirected.append(final)
             return target
 
         return call
@@ -174,6 +217,18 @@ def _with_path(
         return function(*args, **options | {name: path})
 
     return call
+
+
+def _checkpoint_name(name: Any, storage: Any) -> str:
+    """Return the folder of a distributed checkpoint, given as a name or as a writer or reader of it."""
+    return os.fspath(getattr(storage, "path", "") if name is None else name)
+
+
+def _done() -> concurrent.futures.Future[None]:
+    """Return a future that is done."""
+    future = concurrent.futures.Future[None]()
+    future.set_result(None)
+    return future
 
 
 def _bytes(value: Any) -> int:

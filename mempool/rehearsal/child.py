@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mempool.cli.run.child import AfterImport
-from mempool.rehearsal import compilation, generation, standin
+from mempool.rehearsal import checkpoints, compilation, generation, standin
 from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
 from mempool.units import binary
 
@@ -34,6 +34,8 @@ _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in
 _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
 )
+_NO_DEVICE = "invalid device ordinal"  #: in PyTorch's error for a GPU that the machine lacks
+_FEW_DEVICES = "the program asks for a GPU that the machine lacks: --devices N gives it N"
 _COMPILER = "compile_worker"  #: on the command line of processes in which PyTorch compiles
 _PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
@@ -122,7 +124,7 @@ class Rehearsal:
 
             self._files = NewFiles(*self._redirects, journal=self._folder)
             self._files.patch_files()
-        modules = ("torch", *generation.MODULES, *compilation.MODULES)
+        modules = ("torch", *generation.MODULES, *compilation.MODULES, *checkpoints.MODULES)
         sys.meta_path.insert(0, AfterImport(self._after_import, modules))
         sys.excepthook = self._on_error
         self._note_tools()
@@ -138,31 +140,43 @@ class Rehearsal:
     def _note_tools(self) -> None:
         """Note that the program starts a tool that this rehearsal cannot answer."""
         popen: Any = subprocess.Popen
-        initialize = popen.__init__
+        initialize, system = popen.__init__, os.system
+        calling = (subprocess.__file__, os.popen.__code__.co_filename)
 
-        @functools.wraps(initialize)
-        def noted(process: Any, *args: Any, **options: Any) -> None:
-            frame: FrameType | None = sys._getframe(1)
-            while frame is not None and frame.f_code.co_filename == subprocess.__file__:
+        def note(command: Any) -> None:
+            frame: FrameType | None = sys._getframe(2)
+            while frame is not None and frame.f_code.co_filename in calling:
                 frame = frame.f_back
             # Libraries ask nvidia-smi about links between devices, and do without an answer.
             own = frame is not None and own_line(frame, 1) != ""
-            tool = own and _is_nvidia_smi(args[0] if args else options.get("args", ""))
-            if tool and _NO_TOOL not in self.outcome.notes:
+            if own and _is_nvidia_smi(command) and _NO_TOOL not in self.outcome.notes:
                 self.outcome.notes.append(_NO_TOOL)
+
+        @functools.wraps(initialize)
+        def noted(process: Any, *args: Any, **options: Any) -> None:
+            note(args[0] if args else options.get("args", ""))
             initialize(process, *args, **options)
 
-        popen.__init__ = noted
+        @functools.wraps(system)
+        def noted_system(command: Any) -> int:
+            note(command)
+            return system(command)
+
+        popen.__init__, os.system = noted, noted_system
 
     # --- PyTorch
 
     def _after_import(self, name: str) -> None:
-        if name in compilation.MODULES:
+        if name == "torch":
+            self._after_torch()
+        elif name in compilation.MODULES:
             compilation.adjust(name)
-            return
-        if name != "torch":
+        elif name in generation.MODULES:
             generation.end_at_length(name)
-            return
+        elif self._files is not None:
+            self._files.patch_distributed(name)
+
+    def _after_torch(self) -> None:
         import torch
 
         self._torch = torch
@@ -195,6 +209,7 @@ class Rehearsal:
         if self._files is not None:
             self._files.patch_torch()
         ranks.accept_shapes()
+        ranks.keep_objects()
         if self.job.ranks > 1:
             ranks.pretend(self.job.ranks)
         if self.job.allocator in POOLS:
@@ -492,6 +507,8 @@ class Rehearsal:
                 self.outcome.out_of_memory_in_step = self.outcome.steps + 1
         else:
             self.outcome.ended = "error"
+        if _NO_DEVICE in str(error):
+            self.outcome.notes.append(_FEW_DEVICES)
         self.outcome.exit_code = 1
         text = " ".join(str(error).split())
         text = text.partition(" If reserved but unallocated")[0]  # advice of PyTorch's

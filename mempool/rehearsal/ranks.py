@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
 from typing import Any
 
 #: Environment of a process that torchrun starts; `mempool.rehearsal.rehearse` adds the number of ranks.
@@ -25,6 +27,43 @@ def accept_shapes() -> None:
     distributed._verify_param_shape_across_processes = lambda *_, **__: True
 
 
+def keep_objects() -> None:
+    """Let objects of other ranks equal this rank's: their pickled bytes would arrive as zeros.
+
+    Groups of Gloo, whose processes exist, exchange objects as ever.
+    """
+    import torch.distributed as dist
+
+    def gathered(objects: Any, value: Any, *_: Any, **__: Any) -> None:
+        objects[:] = [copy.deepcopy(value) for _ in objects]
+
+    def gathered_by_one(value: Any, objects: Any = None, *_: Any, **__: Any) -> None:
+        gathered(objects or [], value)
+
+    def scattered(result: Any, objects: Any = None, *_: Any, group: Any = None, **__: Any) -> None:
+        if objects:
+            result[0] = copy.deepcopy(objects[dist.get_rank(group)])
+
+    for name, keep in {
+        "all_gather_object": gathered,
+        "gather_object": gathered_by_one,
+        "scatter_object_list": scattered,
+        "broadcast_object_list": lambda *_, **__: None,
+    }.items():
+        _replace(dist, name, functools.partial(_unless_exchanged, dist, getattr(dist, name), keep))
+
+
+def _unless_exchanged(dist: Any, exchange: Any, keep: Any, *args: Any, **options: Any) -> Any:
+    groups = [each for each in (*args, options.get("group")) if isinstance(each, dist.ProcessGroup)]
+    exchanges = "gloo" in str(dist.get_backend_config(*groups))
+    return (exchange if exchanges else keep)(*args, **options)
+
+
+def _replace(dist: Any, name: str, function: Any) -> None:
+    for module in (dist, dist.distributed_c10d):
+        setattr(module, name, function)
+
+
 def pretend(ranks: int) -> None:
     """Let ``torch.distributed.init_process_group`` make the first of so many ranks.
 
@@ -43,5 +82,16 @@ def pretend(ranks: int) -> None:
         }
         make(backend="cpu:fake,cuda:nccl", store=dist.HashStore(), rank=0, world_size=ranks, **kept)
 
-    dist.init_process_group = init_process_group
-    dist.distributed_c10d.init_process_group = init_process_group
+    make_more = dist.new_group
+
+    @functools.wraps(make_more)
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        if backend is not None:  # others than NCCL wait for the other ranks
+            backend = re.sub("gloo|mpi|ucc", "fake", str(backend).lower())
+        return make_more(ranks, timeout, backend, *args, **options)
+
+    _replace(dist, "init_process_group", init_process_group)
+    _replace(dist, "new_group", new_group)
+    _replace(dist, "monitored_barrier", lambda *_, **__: None)

@@ -116,16 +116,16 @@ void bind_repair(nb::module_& m, const char* name, const char* doc) {
   add_plan(type);
 }
 
-// Binds a complete search for offsets within a capacity.
-template <class T>
-void bind_complete_search(nb::module_& m, const char* name, const char* doc, uint32_t every_rule) {
+// Binds a complete search for offsets within a capacity; `every_rule` is the default of its rules, if it has any.
+template <class T, class... Rules>
+void bind_complete_search(nb::module_& m, const char* name, const char* doc, Rules... every_rule) {
   nb::class_<T>(m, name, doc)
       .def("__init__",
-           [](T* self, const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) {
+           [](T* self, const Jobs& jobs, int64_t capacity, uint64_t seed, Rules... rules) {
              nb::gil_scoped_release release;
-             new (self) T(jobs, capacity, seed, rules);
+             new (self) T(jobs, capacity, seed, rules...);
            },
-           "jobs"_a, "capacity"_a, "seed"_a, "rules"_a = every_rule)
+           "jobs"_a, "capacity"_a, "seed"_a, ("rules"_a = every_rule)...)
       .def("advance", [](T& self, int64_t budget) { return self.advance(budget) != T::State::open; }, "budget"_a,
            nb::call_guard<nb::gil_scoped_release>(),
            "Continue for about `budget` work units; return true if a plan, or a proof that no plan exists, was found.")
@@ -166,10 +166,9 @@ void bind_searches(nb::module_& m) {
   bind_repair<packing::LocalRepair>(m, "LocalRepair", "Repair of a plan around the highest job, place by place.");
   bind_complete_search<packing::SkylineSearch>(
       m, "SkylineSearch", "Complete search over skyline valleys for offsets within a capacity; one piece per job.",
-      packing::every_rule);
+      static_cast<uint32_t>(packing::every_rule));
   bind_complete_search<packing::PairwiseSearch>(
-      m, "PairwiseSearch", "Complete search over the vertical order of each two jobs, within a capacity.",
-      packing::every_pair_rule);
+      m, "PairwiseSearch", "Complete search over the vertical order of each two jobs, within a capacity.");
   nb::class_<packing::Cancel>(m, "Cancel", "Flag that makes a kernel on another thread give up.")
       .def(nb::init<>())
       .def("cancel", &packing::Cancel::cancel);

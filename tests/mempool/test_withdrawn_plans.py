@@ -102,7 +102,7 @@ def test_plan_that_makes_iterations_slower_is_withdrawn(
             return getattr(pool.client, name)
 
         def results(self) -> Any:
-            return [(0, 20, before)] * 6, [(20, 0, after)] * 7 + [(20, 0, 2 * after)]
+            return [(0, 20, before)] * 6, [(20, 0, 2 * after)] * 63 + [(20, 0, after)]
 
     monkeypatch.setattr(learner, "_client", Slowly())
     monkeypatch.setattr(learner, "_timed_plans", 0)

@@ -396,6 +396,30 @@ class TestStandby:
         assert bypass_of(pool).passed > before
         del kept
 
+    @pytest.mark.parametrize("closes", [True, False])
+    def test_mode_that_is_back_outlasts_the_backward_pass_of_its_return(
+        self, pool: Any, *, closes: bool
+    ) -> None:
+        """PyTorch restores the modes of the pass's beginning before each node, and after the pass."""
+        self.stands_by(pool, small())
+        kept: list[torch.Tensor] = []
+        modes: list[int] = []
+        few, leaf = torch.ones(3), torch.ones(3, requires_grad=True)
+        doubled = leaf * 2
+        squared = doubled * doubled
+
+        def keep(_: torch.Tensor) -> None:
+            kept.extend(torch.ones(size) for size in (3 * MIB, MIB // 2, MIB // 4))
+            if closes:
+                bypass_of(pool).close()
+
+        squared.register_hook(keep)
+        doubled.register_hook(lambda _: modes.append(torch._C._len_torch_dispatch_stack()))
+        squared.sum().backward()
+        few.add_(1)
+        assert bypass_of(pool).is_open != closes
+        assert [*modes, torch._C._len_torch_dispatch_stack()] == [1, 1]
+
     @pytest.mark.parametrize("compiles", [True, False])
     def test_mode_sees_programs_that_compile_or_keep_addresses(
         self, pool: Any, monkeypatch: pytest.MonkeyPatch, *, compiles: bool

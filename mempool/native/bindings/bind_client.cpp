@@ -303,6 +303,7 @@ void bind_client(nb::module_& m) {
   m.attr("MIN_PAUSE") = kRecording.min_pause;
   m.attr("MAX_PAUSE") = kRecording.max_pause;
   m.attr("JUDGED_ITERATIONS") = IterationResults::kJudged;
+  m.attr("KEPT_ITERATIONS") = IterationResults::kKept;
   m.attr("LEARNING_ITERATIONS") = IterationResults::kLearning;
   m.attr("LEAST_HIT_RATE") = IterationResults::kLeastHitRate;
 

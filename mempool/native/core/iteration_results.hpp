@@ -14,7 +14,9 @@ struct IterationResult {
 
 class IterationResults {
  public:
-  static constexpr std::size_t kKept = 8;       // their median ignores single slow iterations
+  // iterations whose times count: their fastest, or their median, is no matter of other work on the machine for some
+  // of them. With eight, two processes beside a test run withdrew a plan of steps of 1 ms.
+  static constexpr std::size_t kKept = 64;
   static constexpr std::size_t kJudged = 4;     // iterations whose hits count
   // iterations before the planner judges: another variant may be planned, and the arena's pages have to be touched
   static constexpr std::size_t kLearning = 16;
@@ -34,9 +36,9 @@ class IterationResults {
     }
     return hits + misses == 0 ? 1 : hits / (hits + misses);
   }
-  // Return true if the planner should judge the plans now: their times are known for the first time, or too little hit.
+  // Return true if the planner should judge the plans now: enough times are known for the first time, or too little hit.
   bool deserve_a_look() const noexcept {
-    return count_ == kLearning || (count_ % kJudged == 0 && hit_rate() < kLeastHitRate);
+    return count_ == kKept || (count_ % kJudged == 0 && hit_rate() < kLeastHitRate);
   }
 
  private:

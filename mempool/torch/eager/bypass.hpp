@@ -132,10 +132,12 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
   return 1;
 }
 
-MEMPOOL_EXPORT void mempool_bypass_reserve(std::int64_t reserve) {
+// Keep room for `reserve` bytes from now on, and return whether the pool lacks room for `need` more.
+MEMPOOL_EXPORT int mempool_bypass_lacks(std::int64_t reserve, std::int64_t need) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);
   all.reserve = reserve;
+  return all.lacks(need) ? 1 : 0;
 }
 
 // Close the bypass. Takes no lock, which another thread may have held at a fork.

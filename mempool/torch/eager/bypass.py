@@ -210,10 +210,7 @@ class Bypass:
 
     def lacks(self, more: int) -> bool:
         """Return whether room lacks for the part of `more` bytes that has no place in the pool's plan."""
-        self._library.mempool_bypass_reserve(self._reserve_bytes())  # foreign memory may have been added
-        reserve = self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor
-        left = self._headroom.left()
-        return left - more < reserve and left - self._client.unplanned_bytes(more) < reserve
+        return bool(self._library.mempool_bypass_lacks(self._reserve_bytes(), more))
 
     def learn(self, traits: OperatorTraits, footprint: int) -> None:
         """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""

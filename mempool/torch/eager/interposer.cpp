@@ -146,24 +146,7 @@ void include_keys(bool includes) {
   c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, includes);
 }
 
-// Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
-std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
-  const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
-  if (!excluded) include_keys(true);
-  DispatchKeySet active;
-  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
-    active = DispatchKeySet(DispatchKey::Python);
-  const bool seen = std::all_of(installed.begin(), installed.end(), [&](const auto& mode) {
-    const void* one = mode.load(std::memory_order_acquire);
-    return one == nullptr || will_see(one, active);
-  });
-  const auto name = function.operator_name();
-  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
-  if (seen && (traits == nullptr || traits->lent != Lent::kAll)) return nullptr;
-  return std::make_unique<UnseenOperation>(traits == nullptr || traits->writes);
-}
+std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function);
 
 at::CallbackHandle met() {
   static const at::CallbackHandle handle =
@@ -188,24 +171,51 @@ void pop_repeated(const void* mode, std::int64_t kept) {
 
 // A mode that is off the stack while nothing has to move and all requests follow the pool's plan, so that operations cost nothing.
 struct Standby {
-  std::atomic<bool> on{false}, departed{false};
+  // kOff: the mode is off the stack. kDeparted: back, as the program has departed from the plan. kEnded: back until the next time.
+  enum State { kNever, kOff, kDeparted, kEnded };
+  std::atomic<State> state{kNever};
+  std::atomic<std::thread::id> thread{};
   const void* mode = nullptr;
-  std::thread::id thread;
   std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> held;
 
-  bool is_here() const { return on.load(std::memory_order_acquire) && std::this_thread::get_id() == thread; }
-  bool is_off() const { return is_here() && !departed.load(); }
+  bool is_here() const { return std::this_thread::get_id() == thread.load(std::memory_order_acquire); }
+  bool is_off() const { return state.load(std::memory_order_acquire) == kOff && is_here(); }
   // Put the mode back. PyTorch may undo this where a guard restores the thread's state.
   void put_back() {
     if (is_off_stack) return;
     if (TorchDispatchModeTLS::stack_len() == 0) TorchDispatchModeTLS::push_non_infra_mode_onto_stack(held);
     include_keys(true);
   }
+  // Put the mode back once more where PyTorch has undone that: a backward pass restores the modes of where it began.
+  void stay_back() {
+    const State now = state.load(std::memory_order_acquire);
+    if ((now == kDeparted || now == kEnded) && is_here() && TorchDispatchModeTLS::stack_len() == 0) put_back();
+  }
 };
 
 Standby& standby() {
   static auto* const made = new Standby;
   return *made;
+}
+
+// Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
+std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
+  const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
+  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  if (!excluded) include_keys(true);
+  DispatchKeySet active;
+  if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
+    active = DispatchKeySet(DispatchKey::Python);
+  const bool seen = std::all_of(installed.begin(), installed.end(), [&](const auto& mode) {
+    const void* one = mode.load(std::memory_order_acquire);
+    return one == nullptr || will_see(one, active);
+  });
+  standby().stay_back();
+  const auto name = function.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
+  if (seen && (traits == nullptr || traits->lent != Lent::kAll)) return nullptr;
+  return std::make_unique<UnseenOperation>(traits == nullptr || traits->writes);
 }
 
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -220,6 +230,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     return;
   }
+  standby().stay_back();
   const void* const only = only_mode(below);
   const Operation& operation = operations().of(op);
   const Traits& traits = operation.traits;
@@ -315,7 +326,8 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
     one.compare_exchange_strong(expected, nullptr);
   }
   if (Standby& all = standby(); all.mode == mode) {
-    all.on = false;  // still, where another thread removes the mode
+    all.state = Standby::kNever;
+    all.thread = std::thread::id();  // still, where another thread removes the mode
     all.held.reset();
     pop_repeated(mode, 0);
   }
@@ -340,15 +352,15 @@ MEMPOOL_EXPORT void mempool_interposer_repeat() { repeat.begin(); }
 // Take the mode, the only one of this thread, off the stack, until `mempool_standby_end`. Return 0 if that is impossible now.
 MEMPOOL_EXPORT int mempool_standby_begin(const void* mode) {
   Standby& all = standby();
-  if (all.on.load() || TorchDispatchModeTLS::stack_len() != 1 || !is_on_stack(mode) || torch::autograd::get_current_graph_task_id() != -1)
-    return 0;
+  const Standby::State now = all.state.load();
+  if (now == Standby::kOff || now == Standby::kDeparted) return 0;
+  if (TorchDispatchModeTLS::stack_len() != 1 || !is_on_stack(mode) || torch::autograd::get_current_graph_task_id() != -1) return 0;
   all.mode = mode;
   all.thread = std::this_thread::get_id();
-  all.departed = false;
   all.held = TorchDispatchModeTLS::pop_stack();
   c10::impl::tls_set_dispatch_key_included(kKey, false);
   at::disableCallback(met());
-  all.on.store(true, std::memory_order_release);
+  all.state.store(Standby::kOff, std::memory_order_release);
   return 1;
 }
 
@@ -356,18 +368,19 @@ MEMPOOL_EXPORT int mempool_standby_begin(const void* mode) {
 MEMPOOL_EXPORT void mempool_standby_wake() {
   Standby& all = standby();
   if (!all.is_here()) return;
-  if (!all.departed.exchange(true)) at::reenableCallback(met());
+  Standby::State off = Standby::kOff;
+  if (all.state.compare_exchange_strong(off, Standby::kDeparted)) at::reenableCallback(met());
   all.put_back();
 }
 
 // Return whether the program has departed from the plan since the mode stands by.
-MEMPOOL_EXPORT int mempool_standby_departed() { return standby().departed.load() ? 1 : 0; }
+MEMPOOL_EXPORT int mempool_standby_departed() { return standby().state.load() == Standby::kDeparted ? 1 : 0; }
 
 // Put the mode back on this thread's stack, in the thread that took it off; also where PyTorch undid that before.
 MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
   Standby& all = standby();
-  if (all.mode != mode || all.thread != std::this_thread::get_id() || !all.held) return;
-  if (all.on.exchange(false) && !all.departed) at::reenableCallback(met());
+  if (all.mode != mode || !all.is_here() || !all.held) return;
+  if (all.state.exchange(Standby::kEnded) == Standby::kOff) at::reenableCallback(met());
   all.put_back();
   pop_repeated(mode, 1);
 }

@@ -66,7 +66,7 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_land": [pointer, pointer, size],
         "mempool_standby_begin": [pointer],
         "mempool_standby_end": [pointer],
-        "mempool_bypass_reserve": [size],
+        "mempool_bypass_lacks": [size, size],
         "mempool_bypass_open": [pointer, small, *[pointer] * 3, size],
         "mempool_bypass_learn": [text, text, small, small, size],
         "mempool_interposer_learn_view": [text, text],

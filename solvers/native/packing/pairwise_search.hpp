@@ -27,14 +27,6 @@
 
 namespace packing {
 
-// Optional rules that only save work. Each can be switched off without changing the answer.
-enum PairRules : uint32_t {
-  pairs_stack_sums = 1,   // a job is above the stack of all jobs below it in a set
-  pairs_mirror = 2,       // a plan turned upside down is not searched again
-  pairs_subset_sums = 4,  // offsets are sums of sizes
-  every_pair_rule = 7,
-};
-
 class PairwiseSearch {
  public:
   enum class State { open, found, infeasible };
@@ -43,7 +35,7 @@ class PairwiseSearch {
 
   // Throws std::invalid_argument for more than 1,024 jobs, or more than 2^61 bytes of them, their alignments and the
   // highest fixed offset.
-  PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules = every_pair_rule);
+  PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed);
 
   State state() const { return state_; }
   bool found() const { return state_ == State::found; }
@@ -63,7 +55,6 @@ class PairwiseSearch {
   static constexpr int64_t work_a_step = 4;           // cost of a pair in work units of first fit; measured
   static constexpr int64_t first_try = 100;          // failures in the first try
   static constexpr double less_room_first = 0.05;              // probability of trying first the order with less room
-  static constexpr size_t most_subset_sums = 1 << 12;   // with more sums, few offsets are excluded
   static constexpr int64_t most_in_sets = 1 << 12;   // total number of jobs in all sets
 
   struct Pair {
@@ -99,9 +90,7 @@ class PairwiseSearch {
   void measure(const Jobs& jobs, int64_t capacity);
   void pair_up(const OverlapGraph& meets);
   void find_sets(const OverlapGraph& meets);
-  void find_subset_sums();
   bool begin();
-  bool break_mirror_symmetry();
 
   void step();
   void decide(const Pair& pair);
@@ -122,7 +111,6 @@ class PairwiseSearch {
   void list_members(Set& set);
   bool sums(Set& set);
 
-  const uint32_t rules_;
   Random random_;
   State state_ = State::open;
   int32_t n_ = 0;
@@ -135,7 +123,6 @@ class PairwiseSearch {
   std::vector<std::vector<Neighbour>> neighbours_; // per job: the jobs that meet it
   std::vector<Set> sets_;
   std::vector<std::vector<int32_t>> sets_of_;      // per job: indices of its sets
-  std::vector<int64_t> subset_sums_;                  // possible offsets, ascending; empty: any
   std::vector<Change> trail_;
   std::vector<Frame> frames_;
   std::vector<int32_t> jobs_queue_, sets_queue_;   // jobs and sets that have changed
@@ -146,13 +133,12 @@ class PairwiseSearch {
   int64_t failed_ = 0, limit_ = first_try;         // of this try
 };
 
-inline PairwiseSearch::PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed, uint32_t rules) : rules_(rules), random_(seed) {
+inline PairwiseSearch::PairwiseSearch(const Jobs& jobs, int64_t capacity, uint64_t seed) : random_(seed) {
   measure(jobs, capacity);
   const OverlapGraph meets(jobs);
   pair_up(meets);
-  if (rules_ & pairs_stack_sums) find_sets(meets);
-  if (rules_ & pairs_subset_sums) find_subset_sums();
-  if (!begin() || !break_mirror_symmetry()) state_ = State::infeasible;
+  find_sets(meets);
+  if (!begin()) state_ = State::infeasible;
   trail_.clear();
 }
 
@@ -201,45 +187,15 @@ inline void PairwiseSearch::find_sets(const OverlapGraph& meets) {
   steps_ += (most_in_sets * 256 - steps) / 8;
 }
 
-// Without alignments and fixed offsets, every offset in a lowest plan is a sum of sizes: a job stands on the
-// ground or on a stack of jobs.
-inline void PairwiseSearch::find_subset_sums() {
-  for (int32_t j = 0; j < n_; ++j)
-    if (fixed_[j] >= 0 || mask_[j] > 0) return;
-  std::vector<int64_t> sums{0}, more, all;
-  for (const int64_t size : size_) {
-    more.clear(), all.clear();
-    for (const int64_t sum : sums)
-      if (sum + size <= capacity_) more.push_back(sum + size);
-    std::set_union(sums.begin(), sums.end(), more.begin(), more.end(), std::back_inserter(all));
-    sums.swap(all);
-    steps_ += static_cast<int64_t>(sums.size());
-    if (sums.size() > most_subset_sums) return;
-  }
-  subset_sums_ = sums;
-}
-
 // Propagates everything that holds before any decision.
 inline bool PairwiseSearch::begin() {
   low_.assign(n_, 0), high_.assign(n_, 0), queued_.assign(n_, 0);
-  sets_of_.resize(n_);
   for (int32_t j = 0; j < n_; ++j) {
     high_[j] = capacity_ - size_[j];
     if (!up(j, low_[j]) || !down(j, high_[j]) || low_[j] > high_[j]) return false;
     queue(j);
   }
   return propagate();
-}
-
-// Turning a plan upside down changes nothing, if there are no alignments and fixed offsets.
-inline bool PairwiseSearch::break_mirror_symmetry() {
-  if (!(rules_ & pairs_mirror)) return true;
-  for (int32_t j = 0; j < n_; ++j)
-    if (fixed_[j] >= 0 || mask_[j] > 0) return true;
-  const auto bytes = [&](const Pair& pair) { return size_[pair.a] + size_[pair.b]; };
-  const auto largest = std::max_element(pairs_.begin(), pairs_.end(),
-                                        [&](const Pair& x, const Pair& y) { return bytes(x) < bytes(y); });
-  return largest == pairs_.end() || (put_below(largest->a, largest->b) && propagate());
 }
 
 // up() and down() move an offset to the next one that the job can have; false if there is none.
@@ -250,10 +206,6 @@ inline bool PairwiseSearch::up(int32_t job, int64_t& at) const {
     return can;
   }
   at = (at + mask_[job]) & ~mask_[job];
-  if (subset_sums_.empty()) return true;
-  const auto next = std::lower_bound(subset_sums_.begin(), subset_sums_.end(), at);
-  if (next == subset_sums_.end()) return false;
-  at = *next;
   return true;
 }
 
@@ -265,7 +217,6 @@ inline bool PairwiseSearch::down(int32_t job, int64_t& at) const {
   }
   if (at < 0) return false;
   at &= ~mask_[job];
-  if (!subset_sums_.empty()) at = *std::prev(std::upper_bound(subset_sums_.begin(), subset_sums_.end(), at));
   return true;
 }
 

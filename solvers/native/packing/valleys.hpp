@@ -32,9 +32,8 @@ enum Rules : uint32_t {
   rule_fill_bound = 2,     // fail if filling a valley up to its walls must lose more bytes than the slack
   rule_skip_section = 4,   // a skipped section rises to the lowest possible top, not byte by byte
   rule_jumps = 8,          // after a failure, decisions that have not contributed to it are undone without trying others
-  rule_symmetry = 16,      // of equal jobs the first is placed first
-  rule_height_bound = 32,  // the jobs left at a section must fit above it with their alignments and fixed offsets
-  every_rule = 63,
+  rule_height_bound = 16,  // the jobs left at a section must fit above it with their alignments and fixed offsets
+  every_rule = 31,
 };
 
 class Valleys {
@@ -51,7 +50,6 @@ class Valleys {
     int64_t bytes;       // bytes without padding
     int64_t mask;        // alignment - 1
     int64_t fixed;       // required offset, or -1
-    int32_t equal_before;        // the equal job that must be placed before, or -1
   };
 
   struct Run {
@@ -123,8 +121,7 @@ class Valleys {
   };
 
   bool stands(const Item& item, int64_t height) const {
-    return (height & item.mask) == 0 && (item.fixed < 0 || item.fixed == height) &&
-           (item.equal_before < 0 || offset_[item.equal_before] >= 0);
+    return (height & item.mask) == 0 && (item.fixed < 0 || item.fixed == height);
   }
   // Sections that the options of a valley depend on: the valley and its walls.
   Piece cause(const Run& run) const { return {run.begin - !is_cut(run.begin), run.end + !is_cut(run.end)}; }
@@ -248,7 +245,7 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
     if (padded > most - total) throw std::invalid_argument("too many bytes");
     total += padded;
     const Piece span = sections.span[j];
-    items.push_back({span.start, span.end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j], -1});
+    items.push_back({span.start, span.end, padded, jobs.size[j], jobs.mask[j], jobs.fixed[j]});
   }
   sort(items);
   capacity_ = std::clamp<int64_t>(capacity_, 0, most);
@@ -267,15 +264,12 @@ inline void Valleys::measure(const Jobs& jobs, const Sections& sections) {
 }
 
 inline void Valleys::sort(const std::vector<Item>& items) {
-  const auto key = [](const Item& i) { return std::tuple(i.begin, i.end, -i.size, i.bytes, i.mask, i.fixed); };
+  const auto key = [](const Item& i) { return std::tuple(i.begin, i.end, -i.size); };
   order_.resize(items.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) { return key(items[a]) < key(items[b]); });
   items_.reserve(items.size());
   for (const int32_t job : order_) items_.push_back(items[job]);
-  if (!(rules_ & rule_symmetry)) return;
-  for (size_t k = 1; k < items_.size(); ++k)
-    if (items_[k].fixed < 0 && key(items_[k - 1]) == key(items_[k])) items_[k].equal_before = static_cast<int32_t>(k) - 1;
 }
 
 // Builds the lists of jobs not yet placed.

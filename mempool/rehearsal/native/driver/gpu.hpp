@@ -350,9 +350,9 @@ class Gpu {
     const Allocation* const in = found(range.begin, begin);
     if (in == nullptr || range.begin + range.bytes > begin + in->bytes) return false;
     if (in->kind != kAddresses) return true;
-    for (std::uintptr_t page = range.begin / kWhole * kWhole; page < range.begin + range.bytes; page += kWhole) {
-      const auto mapping = in->mapped.find(page);
-      if (mapping == in->mapped.end() || !mapping->second.usable) return false;
+    std::uintptr_t page = range.begin / kWhole * kWhole;
+    for (auto mapping = in->mapped.find(page); page < range.begin + range.bytes; page += kWhole, ++mapping) {
+      if (mapping == in->mapped.end() || mapping->first != page || !mapping->second.usable) return false;
     }
     return true;
   }
