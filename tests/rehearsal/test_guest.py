@@ -32,6 +32,7 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
 
     import mempool.torch
     from mempool import UsageError, _core
+    from mempool.torch import compiled_library
 
 MIB = 1 << 20
 
@@ -356,13 +357,31 @@ def test_guest_is_the_default_unless_an_option_needs_the_other_backend() -> None
         pool.close()
 
 
+@pytest.mark.parametrize("missing", ["compiler", "headers"])
 @alone
-def test_missing_compiler_falls_back_to_pluggable_with_a_warning(tmp_path: str) -> None:
-    os.environ.update(MEMPOOL_CACHE=tmp_path, CXX="/nonexistent/c++")
+def test_missing_compiler_or_headers_fall_back_to_pluggable_with_a_warning(
+    missing: str, tmp_path: str
+) -> None:
+    os.environ["MEMPOOL_CACHE"] = tmp_path
+    if missing == "compiler":
+        os.environ["CXX"] = "/nonexistent/c++"
+    else:
+        compiled_library.CUDA_HEADERS = ("nonexistent.h",)
     said = logged()
     install()
     assert torch.cuda.get_allocator_backend() == "pluggable"
-    assert len([line for line in said if "backend='pluggable'" in line]) == 1
+    lines = [line for line in said if "backend='pluggable'" in line]
+    assert len(lines) == 1
+    assert {"compiler": "/nonexistent/c++", "headers": "CUDA's headers are needed once"}[missing] in lines[0]
+
+
+@alone
+def test_built_guest_needs_neither_compiler_nor_headers() -> None:
+    compiled_library.GUEST.build()
+    os.environ["CXX"] = "/nonexistent/c++"
+    compiled_library.CUDA_HEADERS = ("nonexistent.h",)
+    install()
+    assert torch.cuda.get_allocator_backend() == "native"
 
 
 @alone
