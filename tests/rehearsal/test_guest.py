@@ -608,8 +608,11 @@ def test_end_of_a_private_pool_keeps_the_arena() -> None:
 # --- functions about a tensor's memory, and about all memory
 
 
+@pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
-def test_shared_planned_tensor_is_the_arena_and_an_offset() -> None:
+def test_shared_planned_tensor_is_the_arena_and_an_offset(expandable: str) -> None:
+    if expandable == "False":
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     pool = install()
     for _ in range(12):
         pool.step()
@@ -617,7 +620,8 @@ def test_shared_planned_tensor_is_the_arena_and_an_offset() -> None:
         pool.plan_now()
     assert planned(pool, *made) == [True] * 3
     shared = [one.untyped_storage()._share_cuda_() for one in made]
-    assert len({handle for _, handle, *_ in shared}) == 1
+    if expandable == "False":  # else PyTorch 2.14 writes random bytes into gaps of the handle
+        assert len({handle for _, handle, *_ in shared}) == 1
     offsets = [offset for _, _, _, offset, *_ in shared]
     base = made[0].data_ptr() - offsets[0]
     assert [base + offset for offset in offsets] == [one.data_ptr() for one in made]
