@@ -84,11 +84,6 @@ class SimulatedCupy(SimulatedAllocator):
 
     def __init__(self, device: SimulatedDevice) -> None: ...
 
-class SimulatedBfc(SimulatedAllocator):
-    """TensorFlow's best fit with coalescing."""
-
-    def __init__(self, device: SimulatedDevice, *, region: int, slack: int, collects: bool) -> None: ...
-
 class SimulatedRmmPool(SimulatedAllocator):
     """RMM's pool; the maximum -1 means none."""
 
@@ -101,7 +96,7 @@ class OffloadPlanner:
 
     def __init__(self, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], load: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], use: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], back: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], source: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], circular: bool, duplex: bool) -> None: ...
 
-    def plan(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, rounds: int, reload_weight: float = 1.0) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], float, int]:
+    def plan(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, rounds: int) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], float, int]:
         """
         Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.
         """
@@ -132,7 +127,7 @@ class FitPacker:
 
     def __init__(self, jobs: Jobs) -> None: ...
 
-    def begin(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, best_fit: bool = False, inner: bool = False) -> None: ...
+    def begin(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], *, best_fit: bool = False) -> None: ...
 
     def advance(self, budget: int) -> bool:
         """

@@ -212,8 +212,7 @@ def _row(trace: Trace, spec: AllocatorSpec, device: int, limit_bytes: int | None
         simulation, limit_bytes, known.reserved_before_bytes if spec.allocator == RECORDED else 0
     )
     if simulation.failed_at is not None and limit_bytes is not None:
-        with contextlib.suppress(ValueError):  # some allocators need a limit
-            simulation = _simulation(trace, spec, None)
+        simulation = _simulation(trace, spec, None)
     served = int(simulation.requested.max(initial=0))  # less than the load if allocs failed
     live, reserved = simulation.peak_live_bytes, simulation.peak_reserved_bytes
     whole, real = max(reserved, 1), spec.allocator == RECORDED

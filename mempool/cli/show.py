@@ -56,7 +56,7 @@ def show(
 
         mempool show snapshot.pickle
         mempool show run.trace run.plan -o run.html --open
-        mempool show snapshot.pickle -a pytorch -a bfc -a planned
+        mempool show snapshot.pickle -a pytorch -a cupy -a planned
         mempool show run.trace --perfetto run.json.gz
     """
     from mempool.analysis.compare import parse_allocator

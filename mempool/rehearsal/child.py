@@ -34,6 +34,8 @@ _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in
 _NO_TOOL = (
     "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
 )
+_NO_DEVICE = "invalid device ordinal"  #: in PyTorch's error for a GPU that the machine lacks
+_FEW_DEVICES = "the program asks for a GPU that the machine lacks: --devices N gives it N"
 _COMPILER = "compile_worker"  #: on the command line of processes in which PyTorch compiles
 _PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
@@ -505,6 +507,8 @@ class Rehearsal:
                 self.outcome.out_of_memory_in_step = self.outcome.steps + 1
         else:
             self.outcome.ended = "error"
+        if _NO_DEVICE in str(error):
+            self.outcome.notes.append(_FEW_DEVICES)
         self.outcome.exit_code = 1
         text = " ".join(str(error).split())
         text = text.partition(" If reserved but unallocated")[0]  # advice of PyTorch's

@@ -42,6 +42,17 @@ def read_imports(path: Path) -> tuple[list[str], set[str]]:
         return reader.needed(), reader.names(defined=False)
 
 
+def read_needed(path: Path) -> list[str]:
+    """Return the libraries that a shared library is linked with.
+
+    Raises:
+        UsageError: the file is no shared library for 64-bit little-endian machines.
+        OSError: the file cannot be read.
+    """
+    with _reading(path) as reader:
+        return reader.needed()
+
+
 def read_exports(path: Path) -> set[str]:
     """Return the symbols that a shared library offers to others.
 

@@ -8,16 +8,20 @@ written into ``libmempool_generated.so`` on each machine, so that a new release 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from mempool import _core
 from mempool.errors import UsageError
-from mempool.rehearsal.elf import read_exports, read_imports, write_library
+from mempool.rehearsal.elf import read_exports, read_imports, read_needed, write_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,23 +127,19 @@ def write_libraries(folder: Path, installation: Installation) -> None:
         functions.update(filter(_FUNCTION.match, imported))
     for library in _nvidia_libraries(installation.folder.parent, names):
         functions.update(filter(_FUNCTION.match, read_exports(library)))
-    functions -= read_exports(LIBRARY)
-    missing = sorted(filter(_ANSWERS.search, functions))
-    silent = sorted(functions.difference(missing))
-    write_library(
-        folder / _GENERATED,
-        _GENERATED,
-        silent=silent,
-        missing=missing,
-        needed=[LIBRARY.name],
-        handler=_HANDLER,
-    )
+    _write_functions(folder / _GENERATED, functions - read_exports(LIBRARY))
     for name in sorted(names):
         # PyTorch loads NVIDIA's libraries by their paths where a file named libcudart.so is in the process.
         file = folder / name.replace("lib", "standin-", 1)
         write_library(file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER)
     (folder / DRIVER).mkdir()
     (folder / DRIVER / "libcuda.so.1").symlink_to(folder / "standin-cuda.so.1")
+
+
+def _write_functions(path: Path, functions: set[str]) -> None:
+    missing = sorted(filter(_ANSWERS.search, functions))
+    silent = sorted(functions.difference(missing))
+    write_library(path, path.name, silent=silent, missing=missing, needed=[LIBRARY.name], handler=_HANDLER)
 
 
 def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:
@@ -155,6 +155,39 @@ def load(folder: Path) -> None:
     ctypes.CDLL(str(folder / _GENERATED), mode=ctypes.RTLD_GLOBAL)
     for library in sorted(folder.glob("standin-*")):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    _serve_extensions(folder)
+
+
+def _serve_extensions(folder: Path) -> None:
+    """Let extensions that are loaded later find functions of CUDA that PyTorch does not import."""
+    library, loader = cast("Any", ctypes.CDLL), cast("Any", ExtensionFileLoader)
+    load_library, make_module = library.__init__, loader.create_module
+    made: list[Path] = []
+
+    def serve(path: Any) -> None:
+        if not isinstance(path, (str, os.PathLike)) or not os.path.isfile(path):  # noqa: PTH113
+            return
+        with contextlib.suppress(OSError, UsageError):
+            if not any(map(_REPLACED.match, read_needed(Path(path)))):
+                return
+            wanted = filter(_FUNCTION.match, read_imports(Path(path))[1])
+            process = ctypes.CDLL(None)
+            if functions := {name for name in wanted if not hasattr(process, name)}:
+                made.append(folder / f"libmempool_extension_{os.getpid()}_{len(made)}.so")
+                _write_functions(made[-1], functions)
+                ctypes.CDLL(str(made[-1]), mode=ctypes.RTLD_GLOBAL)
+
+    @functools.wraps(load_library)
+    def loading(itself: Any, name: Any, *args: Any, **options: Any) -> None:
+        serve(name)
+        load_library(itself, name, *args, **options)
+
+    @functools.wraps(make_module)
+    def making(itself: Any, spec: Any) -> Any:
+        serve(spec.origin)
+        return make_module(itself, spec)
+
+    library.__init__, loader.create_module = loading, making
 
 
 def stream_faults() -> list[str]:

@@ -244,6 +244,11 @@ def allocator_settings() -> str:
     return settings.decode()
 
 
+def share_by_files() -> None:
+    """Let other processes get expandable segments of PyTorch's allocator by file handles."""
+    guest_library().mempool_guest_share_by_files()
+
+
 def hand_back_arena() -> None:
     """Hand an arena that the pool has released back to PyTorch's allocator."""
     guest_library().mempool_guest_hand_back()

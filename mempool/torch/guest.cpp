@@ -9,15 +9,20 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 14
 #error "the guest does not know the allocator of this PyTorch"
@@ -58,6 +63,45 @@ std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
 std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
 
 std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
+
+// Captures and private pools that are active. A pool that another thread had before the guest came is not among them.
+class ActivePools {
+ public:
+  void begin(DeviceIndex device, MempoolId_t id) {
+    core->begin_pool(device);
+    const std::lock_guard<std::mutex> guard(lock_);
+    pools_.emplace(device, id);
+  }
+  void end(DeviceIndex device, MempoolId_t id) {
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      const auto found = pools_.find({device, id});
+      if (found == pools_.end()) return;
+      pools_.erase(found);
+    }
+    core->end_pool(device);
+  }
+  // Begin the pools that this thread had before the guest came: a request of the thread is in such a pool's segment.
+  void begin_earlier() {
+    for (DeviceIndex device = 0; host->initialized() && device < c10::cuda::device_count(); ++device) {
+      if (!c10::cuda::hasPrimaryContext(device)) continue;
+      const c10::cuda::CUDAGuard guard(device);
+      void* const probe = host->raw_alloc(1);
+      for (const cca::SegmentInfo& segment : host->snapshot({0, 0}, false).segments) {
+        const size_t offset = reinterpret_cast<size_t>(probe) - segment.address;
+        if (offset < segment.total_size && segment.owner_private_pool_id != MempoolId_t{0, 0}) {
+          begin(device, segment.owner_private_pool_id);
+        }
+      }
+      host->raw_delete(probe);
+    }
+  }
+
+ private:
+  std::mutex lock_;
+  std::multiset<std::pair<DeviceIndex, MempoolId_t>> pools_;
+};
+ActivePools& active = *new ActivePools;  // never destroyed: a capture may end with the process
 
 void hand_back() {
   while (void* const block = core->returned()) {
@@ -136,17 +180,17 @@ class Guest final : public cca::CUDAAllocator {
   // --- captures and private pools
 
   void beginAllocateToPool(DeviceIndex device, MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
-    core->begin_pool(device);
+    active.begin(device, id);
     try {
       host->beginAllocateToPool(device, id, std::move(filter));
     } catch (...) {
-      core->end_pool(device);
+      active.end(device, id);
       throw;
     }
   }
   void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
     host->endAllocateToPool(device, id);
-    core->end_pool(device);
+    active.end(device, id);
   }
   cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) override {
     cca::CheckpointDelta delta = host->setCheckpointPoolState(device, std::move(state));
@@ -157,8 +201,10 @@ class Guest final : public cca::CUDAAllocator {
   // --- memory as a whole
 
   void emptyCache(MempoolId_t id) override {
-    core->empty_cache();
-    hand_back();
+    if (id == MempoolId_t{0, 0}) {  // else of a private pool
+      core->empty_cache();
+      hand_back();
+    }
     host->emptyCache(id);
   }
   // To the host the arena is one large live block; to the program, the planned tensors in the arena are live. Peaks stay the
@@ -456,6 +502,10 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
   host = cca::allocator.load();
   host_deleter.store(host->raw_deleter());
   host_caches.store(host->isEnabled());
+  try {
+    active.begin_earlier();
+  } catch (const c10::Error&) {  // no memory
+  }
   cca::allocator.store(guest());
   c10::SetAllocator(c10::DeviceType::CUDA, guest(), 255);
   return c10::GetAllocator(c10::DeviceType::CUDA) == guest() ? 1 : 0;
@@ -464,6 +514,12 @@ extern "C" __attribute__((visibility("default"))) int mempool_guest_install(cons
 // Hand released blocks back to PyTorch's allocator; there are none before the guest is installed.
 extern "C" __attribute__((visibility("default"))) void mempool_guest_hand_back() {
   if (core != nullptr) hand_back();
+}
+
+// Share expandable segments by file handles. Before 2.14, PyTorch's fabric handles are misread by receivers that have made no
+// tensor, and the release of a shared segment throws.
+extern "C" __attribute__((visibility("default"))) void mempool_guest_share_by_files() {
+  cca::CUDAAllocatorConfig::set_expandable_segments_handle_type(cca::Expandable_Segments_Handle_Type::POSIX_FD);
 }
 
 // Return the settings of PyTorch's allocator, from the environment or as set last, until the next call.

@@ -128,3 +128,4 @@ def _use_expandable_segments() -> None:
         return
     missing = [f"{name}:{value}" for name, value in _SETTINGS.items() if name not in own]
     torch._C._accelerator_setAllocatorSettings(",".join([own, *missing] if own else missing))
+    compiled_library.share_by_files()

@@ -280,7 +280,7 @@ class StepEstimate:
         away = self._peak - limit  # lower bound
         if self.floor_bytes > limit or (self._host_limit is not None and away > self._host_limit):
             return float("inf")
-        rows, _, _, stall, _ = self._native.plan(self._order, limit, 1, 1.0)
+        rows, _, _, stall, _ = self._native.plan(self._order, limit, 1)
         return float(self._seconds + stall + self._copy_seconds[rows].sum())
 
 

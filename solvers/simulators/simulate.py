@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from solvers import _core
 from solvers.simulators.allocator import check_bytes
 from solvers.simulators.planned import Planned
-from solvers.simulators.pools import BestFit, Bfc, Cupy, FirstFit
+from solvers.simulators.pools import BestFit, Cupy, FirstFit
 from solvers.simulators.pytorch import PyTorch, PyTorchExpandable
 from solvers.simulators.rmm import RmmPool
 from solvers.simulators.simulation import Course, Simulation
@@ -30,7 +30,6 @@ ALLOCATORS: Mapping[str, type[Allocator]] = types.MappingProxyType(
         "pytorch": PyTorch,
         "pytorch_expandable": PyTorchExpandable,
         "cupy": Cupy,
-        "bfc": Bfc,
         "rmm_pool": RmmPool,
         "best_fit": BestFit,
         "first_fit": FirstFit,

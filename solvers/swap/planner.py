@@ -110,17 +110,14 @@ class OffloadPlanner:
         self.check_limit(limit)
         if self._lean.peak_bytes <= limit:
             return self._untouched_away(limit)
-        best, weights = self._best_order(limit), self.tunables.reload_weights
+        best = self._best_order(limit)
         leader = self._orders.get("" if best is None else best.method, self._orders["early"])
         for k, order in enumerate(self._neighbours(leader, tries)):
             if best is not None and best.stall_seconds == 0:
                 break
             if k % 16 == 15 and best is not None:
                 leader = self._orders.get(best.method, leader)
-            weight = weights[k // 4 % len(weights)]
-            best = self._better(
-                best, self._plan_order(f"{k} of search", order, limit, best, reload_weight=weight)
-            )
+            best = self._better(best, self._plan_order(f"{k} of search", order, limit, best))
         if best is not None and best.stall_seconds > 0 and tries and self._improves:
             for seed in range(self.tunables.restarts):
                 if best.stall_seconds > 0:
@@ -169,12 +166,7 @@ class OffloadPlanner:
             orders = self._neighbours(
                 self._orders[leader.method], self._tries // self.tunables.alternative_tries_divisor
             )
-            found += [
-                self._plan_order(f"{k} of search", order, limit, reload_weight=weight)
-                for k, (order, weight) in enumerate(
-                    zip(orders, itertools.cycle(self.tunables.reload_weights), strict=False)
-                )
-            ]
+            found += [self._plan_order(f"{k} of search", order, limit) for k, order in enumerate(orders)]
         held = (self._within_host(one) for one in found if one is not None and one.peak_bytes <= limit)
         different: dict[tuple[float, int], PlannedSchedule] = {}
         for one in sorted((one for one in held if one is not None), key=self._cost):
@@ -279,13 +271,10 @@ class OffloadPlanner:
         limit: int,
         best: PlannedSchedule | None = None,
         *,
-        reload_weight: float = 1.0,
         rounds: int | None = None,
     ) -> PlannedSchedule | None:
         """Plan and replay this order; in a large step only if the predicted stall beats that of ``best``."""
-        rows, release, fetch, stall, _ = self._native.plan(
-            order, limit, rounds or self._rounds, reload_weight
-        )
+        rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds)
         large = self._rounds < self.tunables.rounds
         if not np.isfinite(stall):
             return None

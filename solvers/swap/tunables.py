@@ -38,8 +38,6 @@ class OffloadTunables:
             stay below.
         full_rounds_work: most work of one schedule at which every order gets all rounds; above, each order
             gets one round and only the best gets all.
-        reload_weights: cost ratios that the search tries: a wait for a reload relative to a wait for an
-            offload copy.
         margins: factors by which copy times are stretched to reduce fragmentation, the largest first: large
             margins are preferred if they do as well, for both directions may share a link and no step takes
             as long as the one before.
@@ -60,7 +58,6 @@ class OffloadTunables:
     rounds: int = 6
     schedule_work: int = 25_000_000
     full_rounds_work: int = 11_363_636
-    reload_weights: tuple[float, ...] = (1.0, 0.25, 4.0)
     margins: tuple[float, ...] = (4.0, 1.25, 1.0)
 
 

@@ -15,6 +15,7 @@ import pytest
 from processes import forking
 
 from mempool.errors import UsageError
+from mempool.hardware.gpu_memory import card
 from mempool.rehearsal import Machine, compilation, standin
 
 
@@ -27,7 +28,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip("no CUDA build of PyTorch is installed")
     folder = tmp_path_factory.mktemp("libraries")
     standin.write_libraries(folder, installation)
-    settings = Machine(devices=2, values="copied").settings(installation)
+    settings = Machine(card("H100"), devices=2, values="copied").settings(installation)
     settings += ",queues=late,handles=own,arguments=/dev/null"
     compiler = compilation.environment(folder / standin.DRIVER)
     return {standin.FOLDER: str(folder), standin.SETTINGS: settings, **compiler}

@@ -427,6 +427,43 @@ def test_native_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
 
 
 @alone
+def test_tensors_copied_between_devices_are_not_reused_too_early() -> None:
+    pool = install()
+    host = [torch.full((MIB,), value, dtype=torch.uint8).pin_memory() for value in range(4)]
+    for _ in range(16):
+        pool.step()
+        others = [one.to("cuda", non_blocking=True).to("cuda:1", non_blocking=True) for one in host]
+        back = [one.to("cuda", non_blocking=True) for one in others]
+        del others
+        for value, one in enumerate(back):
+            driver().expect(torch.cuda.current_stream().cuda_stream, one.data_ptr(), MIB, value)
+        del back, one
+        pool.plan_now()
+    assert values(pool)["hits"] > 40
+    torch.cuda.synchronize()
+    assert driver().faults == []
+
+
+@alone
+def test_planned_tensor_used_by_a_stream_of_another_device_is_not_reused_too_early() -> None:
+    pool, side = install(), torch.cuda.Stream("cuda:1")
+    host = [torch.full((MIB,), value, dtype=torch.uint8).pin_memory() for value in (5, 6)]
+    for _ in range(16):
+        pool.step()
+        source = host[0].to("cuda", non_blocking=True)
+        side.wait_stream(torch.cuda.current_stream())
+        driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5, device=1)
+        source.record_stream(side)
+        del source
+        following = [host[1].to("cuda", non_blocking=True) for _ in range(3)]
+        side.synchronize()
+        del following
+        pool.plan_now()
+    assert values(pool)["hits"] > 10
+    assert driver().faults == []
+
+
+@alone
 def test_threads_free_planned_tensors_of_other_threads() -> None:
     pool = install()
     for _ in range(14):
@@ -505,6 +542,41 @@ def test_private_pool_is_native() -> None:
     assert driver().faults == []
 
 
+@alone
+def test_private_pool_from_before_the_installation_is_native() -> None:
+    pools = [torch.cuda.MemPool() for _ in range(2)]  # the end of a pool is for a time without active pools
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with torch.cuda.use_mem_pool(pools[0]):
+            entered.set()
+            leave.wait()
+
+    tensor(MIB)
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait()
+    with torch.cuda.use_mem_pool(pools[1]):
+        pool = install()
+        leave.set()
+        thread.join()
+        train(pool)
+    assert values(pool)["hits"] == 0
+    train(pool)
+    assert values(pool)["hits"] > 0
+    assert driver().faults == []
+
+
+@alone
+def test_end_of_a_private_pool_keeps_the_arena() -> None:
+    pool = install()
+    train(pool)
+    arena = pool.client.pool.stats()["arena_bytes"]
+    for _ in range(3):
+        torch.cuda.MemPool()
+    assert pool.client.pool.stats()["arena_bytes"] == arena > 0
+
+
 # --- functions about a tensor's memory, and about all memory
 
 
@@ -526,6 +598,9 @@ def test_shared_planned_tensor_is_the_arena_and_an_offset() -> None:
     made.clear()
     torch.cuda.ipc_collect()
     assert torch.cuda.memory_allocated() == 0
+    pool.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0
 
 
 @alone

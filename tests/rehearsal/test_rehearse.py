@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from answers import Cli
 
+from mempool.rehearsal import elf
+
 MIB, GIB = 1 << 20, 1 << 30
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -169,6 +171,21 @@ def test_linear_algebra_sparse_matrices_transforms_and_random_numbers_run(cli: C
     assert "lacks" not in err
 
 
+def test_extension_finds_functions_of_cuda_that_pytorch_does_not_import(cli: Cli) -> None:
+    pytorch = Path(importlib.util.find_spec("torch").origin, "../lib/libtorch_cuda.so").resolve()  # type: ignore[union-attr,arg-type]
+    runtime = [name for name in elf.read_needed(pytorch) if name.startswith("libcudart.so")]
+    for name in ("opened", "imported"):
+        parts = {"silent": [f"PyInit_{name}"], "missing": ["work"], "needed": runtime}
+        elf.write_library(Path(f"{name}.so"), name, handler=f"cudaGetNothing{name}", **parts)
+    Path("train.py").write_text(
+        "import ctypes, torch\n"
+        "assert ctypes.CDLL('./opened.so').work() != 0\n"
+        "try:\n    import imported\nexcept SystemError: pass\n"  # its function makes no module
+        "torch.ones(8, device='cuda')"
+    )
+    assert rehearse(cli, "", f"{Path.cwd()}/train.py")["ended"] == "program"
+
+
 def test_finite_values_pass_and_unknown_masks_select_none_or_all_as_asked(cli: Cli) -> None:
     for select, selected in (("none", 0), ("all", 32)):
         run = rehearse(cli, f"--steps 2 --select {select}", "values.py", f"{select}.json")
@@ -311,7 +328,7 @@ def test_time_ends_a_program_at_an_operation(cli: Cli) -> None:
     ("how", "ended", "message"),
     [
         ("error", "error", "ValueError: no such file"),
-        ("load", "error", "OSError: no model of this name"),
+        ("device", "error", "AcceleratorError: CUDA error: invalid device ordinal"),
         ("hang", "hang", "no optimizer step within 1 s, in "),
     ],
 )
@@ -325,3 +342,4 @@ def test_program_that_fails_or_hangs_is_named_with_its_line(
     assert run["message"].startswith(message)
     assert ends(run["line"], "broken.py", how)
     assert ("Traceback" in err) == (ended == "error")
+    assert ["--devices N" in note for note in run["notes"]] == [True] * (how == "device")

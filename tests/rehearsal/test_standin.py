@@ -122,6 +122,21 @@ def test_large_copies_into_shared_host_memory_are_zero(cuda: Cuda) -> None:
     assert host[:] == bytes(size)
 
 
+@on_standin("queues=late,values=copied,arguments=/dev/null")
+def test_late_copies_leave_pageable_memory_before_they_return(cuda: Cuda) -> None:
+    source, destination = (ctypes.create_string_buffer(text, 8) for text in (b"first", b"none"))
+    block, side = cuda.get("cudaMalloc", 8), cuda.get("cudaStreamCreateWithFlags", 1)
+    cuda.do("cudaMemcpyAsync", block, source, 8, TO_DEVICE, side)
+    source.value = b"later"
+    cuda.do("cudaMemcpyAsync", destination, block, 8, TO_HOST, side)
+    assert destination.value == b"first"
+    locked = cuda.get("cudaHostAlloc", 8, 0)
+    cuda.do("cudaMemcpyAsync", locked, block, 8, TO_HOST, side)
+    assert ctypes.string_at(locked) == b""
+    cuda.do("cudaStreamSynchronize", side)
+    assert ctypes.string_at(locked) == b"first"
+
+
 @on_standin(f"memory={32 * MIB}")
 def test_pages_of_expandable_segments_count_while_a_handle_or_mapping_holds_them(cuda: Cuda) -> None:
     """As PyTorch does: reserve addresses, make a handle of several pages, map it, let the handle go."""

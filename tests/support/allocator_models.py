@@ -164,68 +164,6 @@ class CupyModel(Pieces):
         self.merge_around(piece)
 
 
-class BfcModel(Pieces):
-    """`BFCAllocator`: bins of powers of two, searched upwards, each in order of size and address."""
-
-    def __init__(self, driver: Driver, region: int, slack: int, *, collects: bool) -> None:
-        super().__init__(driver)
-        self.region, self.slack, self.collects = up(region, 256), slack, collects
-
-    def allocate(self, size: int, stream: int) -> tuple[int, int] | None:
-        size = up(size, 256)
-        piece = self.find(size)
-        if piece is None and self.extend(size):
-            piece = self.find(size)
-        if piece is None and self.collects and self.collect(size) and self.extend(size):
-            piece = self.find(size)
-        if piece is None:
-            return None
-        if piece.size >= 2 * size or piece.size - size >= self.slack:
-            self.cut(piece, size)
-        piece.free = False
-        return piece.address, piece.size
-
-    @staticmethod
-    def bin_of(size: int) -> int:
-        return min((max(size, 256) >> 8).bit_length() - 1, 20)
-
-    def find(self, size: int) -> Piece | None:
-        for number in range(self.bin_of(size), 21):
-            inside = [other for other in self.pieces if other.free and self.bin_of(other.size) == number]
-            for piece in sorted(inside, key=lambda one: (one.size, one.address)):
-                if piece.size >= size:
-                    return piece
-        return None
-
-    def extend(self, size: int) -> bool:
-        available = (self.driver.limit - self.driver.reserved) // 256 * 256
-        if size > available:
-            return False
-        increased = size > self.region
-        while size > self.region:
-            self.region *= 2
-        bytes_ = min(self.region, available)
-        address = self.driver.malloc(bytes_)
-        assert address is not None
-        if not increased:
-            self.region *= 2
-        self.pieces.append(Piece(address, bytes_, address, free=True))
-        return True
-
-    def collect(self, size: int) -> bool:
-        regions = self.whole()
-        bytes_ = sum(one.size for one in regions)
-        if not bytes_ or size > self.driver.limit - self.driver.reserved + bytes_:
-            return False
-        self.give_back(regions)
-        return True
-
-    def free(self, address: int, stream: int) -> None:
-        piece = self.at(address)
-        piece.free = True
-        self.merge_around(piece)
-
-
 @dataclass
 class Headed:
     """A block of RMM."""

@@ -184,9 +184,9 @@ class FakeCuda:
         """A kernel that writes a value to all bytes."""
         assert self._call("write", stream, self.primary(), address, size, value) == 0
 
-    def expect(self, stream: int, address: int, size: int, value: int) -> None:
+    def expect(self, stream: int, address: int, size: int, value: int, device: int = 0) -> None:
         """A kernel that wants all bytes to have a value; it is a fault if they do not."""
-        assert self._call("expect", stream, self.primary(), address, size, value) == 0
+        assert self._call("expect", stream, self.primary(device), address, size, value) == 0
 
     # --- captures
 

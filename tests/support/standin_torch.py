@@ -71,12 +71,16 @@ class Program:
         self._streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(streams - 1))]
         self._tensors: list[Tensor] = []
         self._graphs: list[tuple[torch.cuda.CUDAGraph, Tensor, torch.Tensor]] = []
+        self._private: torch.cuda.MemPool | None = None
+        self._shared: list[tuple[Tensor, int, tuple[Any, ...]]] = []
         self.replays = 0
         self.before_order: Callable[[], object] = lambda: None
         self._steps: list[Callable[[], object]] = [
             *[self._make] * 6, *[self._use] * 8, *[self._free] * 3, *[self._free_and_join] * 2,
             *[self._capture] * 2, *[self._replay] * 2, self._wait, self._mark,
         ]  # fmt: skip
+        if torch.cuda.get_allocator_backend() == "native":
+            self._steps += [*[self._make_in_private_pool] * 2, *[self._share] * 2, self._collect]
 
     def step(self) -> None:
         self._random.choice(self._steps)()
@@ -91,6 +95,10 @@ class Program:
             self._expect(tensor, self._streams[0])
         self._tensors.clear()
         self._graphs.clear()
+        while self._shared:
+            self._collect()
+        with _CAPTURING:
+            self._private = None
         gc.collect()
         wait_for_device()
         check_faults()
@@ -194,6 +202,40 @@ class Program:
         if self._random.random() < 0.3:
             wait_for_device()
             self._graphs.remove((graph, tensor, result))
+
+    def _make_in_private_pool(self) -> None:
+        with _CAPTURING:
+            if self._private is None or self._random.random() < 0.1:
+                self._private = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self._private):
+                self._make()
+        address = self._tensors[-1].data.data_ptr()
+        segments = [(one["address"], one["total_size"]) for one in self._private.snapshot()]
+        assert any(begin <= address < begin + size for begin, size in segments)
+
+    def _share(self) -> None:
+        """Share a tensor with a process that keeps its memory, also when it is free here."""
+        if (tensor := self._any()) is None:
+            return
+        with torch.cuda.stream(tensor.owner):
+            shared = tensor.data.untyped_storage()._share_cuda_()
+        users = {torch.cuda.current_stream(), *tensor.users}
+        copy = Tensor(tensor.data.new_empty(0), tensor.value, tensor.owner, users)
+        self._shared.append((copy, tensor.data.data_ptr(), shared))
+        self._tensors.remove(tensor)
+
+    def _collect(self) -> None:
+        """Let the other process be done with a tensor, which has kept its bytes."""
+        if not self._shared:
+            return
+        tensor, address, (_, _, size, _, counter, place, *_) = self._shared.pop(
+            self._random.randrange(len(self._shared))
+        )
+        self._order(self._streams[0], tensor.users)
+        self._driver.expect(self._streams[0].cuda_stream, address, size, tensor.value)
+        wait_for_device()
+        torch.UntypedStorage._release_ipc_counter(counter, place, device="cuda")
+        torch.cuda.ipc_collect()
 
     def _wait(self) -> None:
         chance = self._random.random()

@@ -288,5 +288,5 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert request.machine.card is not None
     assert (request.machine.card.name, request.machine.card.memory_bytes) == ("A100 80GB", 8 << 30)
     assert request.limit_bytes is None
-    assert call(["fit", "train.py", "--main", "-a", "bfc"]) == 2
+    assert call(["fit", "train.py", "--main", "-a", "cupy"]) == 2
     assert call(["fit", "train.py", "--main", "--margin", "kernels=0"]) == 2

@@ -170,7 +170,6 @@ void end_pool(int device) {
   const Presence::Here here;
   const Guarded guard(pooling_);
   Atomic<int>& count = pools_[static_cast<std::size_t>(device)];
-  if (count.load() == 0) return;  // a pool that was active before the guest came
   CudaDevice::end_capture(device);
   all_pools_.fetch_sub(1);
   if (count.fetch_sub(1) == 1) hold(device, false);

@@ -137,11 +137,12 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
-// Include, or not, the keys by which operations reach the modes on the stack of this thread and this library. A guard such as inference
-// mode restores the keys, but not the modes, of where it began.
+// Include or exclude the key of this library, and PyTorch's keys by which operations reach the modes on the stack of this thread. A guard
+// such as inference mode restores the keys of the place where the guard began, but not the modes.
 void include_keys(bool includes) {
   c10::impl::tls_set_dispatch_key_included(kKey, includes);
-  if ((TorchDispatchModeTLS::stack_len() != 0) != includes) return;
+  const bool has_modes = TorchDispatchModeTLS::stack_len() != 0;
+  if (includes != has_modes) return;  // PyTorch's keys are included while the thread has modes, and excluded while it has none
   c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, includes);
   c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, includes);
 }

@@ -89,17 +89,16 @@ void bind_offload(nb::module_& m) {
       .def("__init__", &make, "seconds"_a, "load"_a, "last"_a, "use"_a, "size"_a, "out"_a, "back"_a, "source"_a,
            "circular"_a, "duplex"_a)
       .def("plan",
-           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds, double reload_weight) {
+           [](Planner& self, const In<int32_t>& order, int64_t limit, int rounds) {
              const auto first = checked(self, order);
              offload::Result result;
              {
                nb::gil_scoped_release release;
-               self.set_reload_weight(reload_weight);
                result = self.plan(first, limit, rounds);
              }
              return columns_of(result.chosen, result.away, result.stall, result.peak);
            },
-           "order"_a, "limit"_a, "rounds"_a, "reload_weight"_a = 1.0,
+           "order"_a, "limit"_a, "rounds"_a,
            "Absences, their release and fetch, the stall and the peak; a stall of inf where the limit cannot be held.")
       .def("improve", &improve, "out"_a, "release"_a, "fetch"_a, "limit"_a, "work"_a,
            "seed"_a,

@@ -168,7 +168,7 @@ class Planner {
           const int64_t x = within(c, op);
           double cost = 0;
           if (w.release[c] > x) cost += std::max(out_end_[c] - time(x) - later, 0.0);
-          if (w.fetch[c] <= x) cost += reload_weight_ * std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
+          if (w.fetch[c] <= x) cost += std::max(time(x + 1) + later + queued + a_.in[c] - time(a_.use[c]), 0.0);
           if (cost > least) return false;  // the following absences cost no less
           if (cost < least || a_.size[c] > a_.size[best] || (a_.size[c] == a_.size[best] && c < best)) best = c, least = cost;
           return true;
@@ -194,7 +194,6 @@ class Planner {
   }
 
   // Sets the cost of a wait for a copy back relative to a copy out.
-  void set_reload_weight(double weight) { reload_weight_ = weight; }
 
   // Returns the seconds that operations wait for copies, in steady state on a circle; `waits` receives the
   // wait of each operation.
@@ -437,7 +436,6 @@ class Planner {
   bool circular_, duplex_;
   int64_t k_;
   bool large_;  // too many operations and absences to examine one by one
-  double reload_weight_ = 1;
   std::vector<int32_t> by_last_, by_use_;
   std::vector<std::pair<double, double>> busy_;
 };

@@ -9,7 +9,7 @@
 
 #include "arrays.hpp"
 #include "simulators/allocator.hpp"
-#include "simulators/coalescing.hpp"
+#include "simulators/cupy.hpp"
 #include "simulators/pytorch_expandable.hpp"
 #include "simulators/rmm_pool.hpp"
 #include "simulators/plain_fit.hpp"
@@ -117,9 +117,6 @@ void bind_pytorch(nb::module_& m) {
 void bind_pools(nb::module_& m) {
   nb::class_<Cupy, Allocator>(m, "SimulatedCupy", "CuPy's pool.")
       .def(nb::init<Device&>(), nb::keep_alive<1, 2>(), "device"_a);
-  nb::class_<Bfc, Allocator>(m, "SimulatedBfc", "TensorFlow's best fit with coalescing.")
-      .def(nb::init<Device&, int64_t, int64_t, bool>(), nb::keep_alive<1, 2>(), "device"_a, nb::kw_only(), "region"_a,
-           "slack"_a, "collects"_a);
 }
 
 void bind_rmm(nb::module_& m) {

@@ -130,6 +130,7 @@ EXPORTED int cuMemUnmap(std::uintptr_t address, std::size_t bytes) {
   return gpu->unmap(address, bytes);
 }
 
+// Access of devices that are not listed stays.
 EXPORTED int cuMemSetAccess(std::uintptr_t address, std::size_t bytes, const Access* access, std::size_t count) {
   CALL("cuMemSetAccess", kInit);
   std::uintptr_t begin = 0;
@@ -141,10 +142,8 @@ EXPORTED int cuMemSetAccess(std::uintptr_t address, std::size_t bytes, const Acc
       return kInvalidValue;
     }
     Mapping& mapping = in->mapped[page];
-    const int owner = gpu->memories[mapping.memory].device;
-    mapping.usable = std::any_of(access, access + count, [&](const Access& one) { return one.device == owner; });
-    mapping.users.clear();
     for (const Access* one = access; one != access + count; ++one) mapping.users.insert(one->device);
+    mapping.usable = mapping.users.count(gpu->memories[mapping.memory].device) != 0;
   }
   return 0;
 }

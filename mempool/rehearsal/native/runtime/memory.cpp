@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <map>
+#include <memory>
 #include <random>
+#include <vector>
 
 #include "runtime/contents.hpp"
 #include "runtime/runtime.hpp"
@@ -18,6 +20,12 @@ bool on_device(const void* pointer) {
   std::uintptr_t begin = 0;
   const fake::Allocation* const in = gpu->found(reinterpret_cast<std::uintptr_t>(pointer), begin);
   return in != nullptr && in->kind != fake::kHost;
+}
+
+bool is_pageable(const void* address) {
+  std::uintptr_t begin = 0;
+  const auto place = reinterpret_cast<std::uintptr_t>(address);
+  return gpu->found(place, begin) == nullptr && !gpu->is_registered(place);
 }
 
 // Give pages back, which read as zero then. False for pages of files and of shared memory, which keep their contents.
@@ -128,10 +136,22 @@ void fill_contents(void* to, int value, std::size_t bytes) {
 int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stream) {
   if (stream == nullptr) return fake::kInvalidHandle;
   fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
+  // As CUDA does, return once pageable memory has been copied, to other memory or to its destination.
+  const bool late = gpu->late && stream->capture == nullptr;
+  if (late && is_pageable(from)) {
+    const auto* const begin = static_cast<const char*>(from);
+    const auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
+    work.run = [=] { copy_contents(to, staged->data(), bytes); };
+  }
   work.cost = gpu->copy_cost(reinterpret_cast<std::uintptr_t>(to), reinterpret_cast<std::uintptr_t>(from), bytes);
   if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
-  return gpu->enqueue(stream, std::move(work));
+  const int code = gpu->enqueue(stream, std::move(work));
+  if (code == fake::kSuccess && late && is_pageable(to)) {
+    gpu->force(stream, stream->queued);
+    gpu->host_waited(*stream);
+  }
+  return code;
 }
 
 int queue_fill(void* to, int value, std::size_t bytes, fake::Stream* stream) {
