@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.help import Command
 from mempool.cli.options import Device, Json, Lenient, parsed
 from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
 from mempool.cli.output_files import overwritten_file, write_obstacle
@@ -34,20 +33,6 @@ def _solvers(incomplete: str) -> list[str]:
     return [name for name in SOLVERS if name.startswith(incomplete)]
 
 
-class PlanCommand(Command):
-    """The verb ``plan``, whose help names the registered solvers."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
-        from solvers.packing.registry import BASELINES, SOLVERS
-
-        params = super().get_params(ctx)
-        own = ", ".join(name for name in SOLVERS if name not in BASELINES)
-        solver = next(param for param in params if param.name == "solver")
-        solver.help = f"{own}; published planners to compare with: {', '.join(BASELINES)}."
-        return params
-
-
 def plan(
     trace: Annotated[
         Path,
@@ -68,7 +53,7 @@ def plan(
         str,
         typer.Option(
             autocompletion=_solvers,
-            help="Name of the solver.",
+            help="auto, or greedy: auto without the complete searches.",
         ),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,

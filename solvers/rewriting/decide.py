@@ -44,7 +44,6 @@ class Decider:
         link: the copy times.
         outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
         host_limit: most bytes that the host holds at one time.
-        movable: bool[M], values that may be offloaded; by default all that can be.
         repeatable: bool[M], values that may be recomputed; by default all that can be.
         overhead: seconds of the program itself for each copy, which no overlap can hide.
     """
@@ -56,13 +55,12 @@ class Decider:
         *,
         outside_bytes: int = 0,
         host_limit: int | None = None,
-        movable: NDArray[np.bool_] | None = None,
         repeatable: NDArray[np.bool_] | None = None,
         overhead: CopyOverhead = CopyOverhead(),  # noqa: B008  # frozen
     ) -> None:
         self.overhead = overhead
         self.graph, self.link, self.host_limit, self.outside_bytes = graph, link, host_limit, outside_bytes
-        self._movable = offloadable(graph) if movable is None else offloadable(graph) & movable
+        self._movable = offloadable(graph)
         self._repeatable = np.ones(len(graph.size), np.bool_) if repeatable is None else repeatable
         self.unchanged = self._simulated(Rewriting())
         self._known: list[Decision] = []
@@ -202,7 +200,6 @@ class Decider:
                 g,
                 self.link,
                 outside_bytes=self.outside_bytes,
-                movable=self._movable,
                 repeatable=self._repeatable,
                 overhead=self.overhead,
             )
