@@ -129,11 +129,6 @@ class CudaDevice(Device):
             RuntimeError: there is no such device, or it has no such memory.
         """
 
-    def read_mostly(self, address: int, bytes: int, on: bool = True) -> bool:
-        """
-        Advise that managed memory is rarely written and may be in several places at once. False: refused.
-        """
-
     def context_of(self, stream: int) -> int:
         """
         Return another context that the calling thread means by this stream, for pinned memory; 0: the device's own.

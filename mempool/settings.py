@@ -13,8 +13,8 @@ keep it; ``0``: neither
 ``MEMPOOL_LIMIT``      most bytes that PyTorch's tensors take on the device, kept by offloading
 ``MEMPOOL_HOST_LIMIT``  most bytes of host memory that offloading takes
 ``MEMPOOL_WAIT_BYTES``  bytes that a plan must save per wait between streams: ``1MiB``, ``never``
-``MEMPOOL_BACKEND``  of PyTorch on a GPU: ``pluggable``: the pool replaces PyTorch's allocator, the default;
-``guest``: the pool serves planned tensors in front of PyTorch's allocator
+``MEMPOOL_BACKEND``  of PyTorch on a GPU: ``guest``: the pool serves planned tensors in front of PyTorch's
+allocator, the default where possible; ``pluggable``: the pool replaces PyTorch's allocator
 ``MEMPOOL_MEMORY``   of a GPU: ``plain``; ``growing``: the arena grows and shrinks in place, the default for
 PyTorch; ``managed``: may exceed the GPU's memory
 ``MEMPOOL_CHECK``    ``1``: redzones, poison on free, double and foreign frees named (slow; host only)

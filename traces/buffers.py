@@ -197,10 +197,6 @@ class Buffers:
             period=self.period,
         )
 
-    def planned(self) -> Buffers:
-        """Return the buffers that a plan places: all but the persistent ones."""
-        return self.select(~self.persistent)
-
     def unrolled(self, k: int) -> Buffers:
         """Return the same work on a circle of ``k`` iterations: n*k buffers, the period ``k`` times as long.
 

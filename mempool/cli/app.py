@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 app.command(cls=Command)(demo.demo)
 app.command(cls=RunCommand, context_settings=CONTEXT)(run)
-app.command(cls=plan.PlanCommand)(plan.plan)
+app.command(cls=Command)(plan.plan)
 app.command(cls=Command)(check.check)
 app.command(cls=Command)(info)
 app.command(cls=Command)(compare)

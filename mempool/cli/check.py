@@ -133,18 +133,20 @@ def _with_variant(given: InputFile, planned: Buffers) -> InputFile:
     return given
 
 
-def _check_lifetimes(kind: IterationVariant, keys: list[bytes], planned: Buffers, pattern: Pattern) -> None:
+def _check_lifetimes(
+    variant: IterationVariant, keys: list[bytes], planned: Buffers, pattern: Pattern
+) -> None:
     """Check that a variant was planned for lifetimes as long as the trace's, whichever variant follows."""
     from solvers import PlanError
 
     if not np.array_equal(pattern.buffers.size, planned.size):
-        raise PlanError(f"a plan for another trace: no iteration has the {len(planned)} buffers of a kind")
-    longer = (pattern.buffers.end > kind.buffers.end) | pattern.buffers.persistent
+        raise PlanError(f"a plan for another trace: no iteration has the {len(planned)} buffers of a variant")
+    longer = (pattern.buffers.end > variant.buffers.end) | pattern.buffers.persistent
     for column, key in enumerate(keys):
         if key in pattern.reach:
-            longer |= pattern.reach[key] > kind.reach[:, column]
+            longer |= pattern.reach[key] > variant.reach[:, column]
     if wrong := np.flatnonzero(longer & ~planned.persistent).tolist():
-        raise PlanError(f"a plan for another trace: buffer {wrong[0]} of a kind lives longer than planned")
+        raise PlanError(f"a plan for another trace: buffer {wrong[0]} of a variant lives longer than planned")
 
 
 def _matching_plan(plan: Plan, planned: Buffers, given: InputFile) -> tuple[Plan, Buffers]:

@@ -44,6 +44,7 @@ class Redirection:
         self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
         self._began = time.time()
         self._replaced: list[tuple[Any, str, Any]] = []
+        self._old: set[str] = set()  # absolute paths of files from before the rehearsal
         self._distributed: set[str] = set()  # names of distributed checkpoints, none of which is written
 
     def moved(self, path: Any) -> Any:
@@ -73,10 +74,20 @@ class Redirection:
         return place if place.exists() else None
 
     def matters(self, path: Path, mode: str) -> bool:
-        """Return true for checkpoints, and for files of the program's folder that would be written over."""
-        return path.suffix in _SUFFIXES or (
-            "w" in mode and path.is_file() and path.absolute().is_relative_to(Path.cwd())
-        )
+        """Return true if a file is redirected that the program opens for writing in a mode."""
+        return self._endangers(path, mode)
+
+    def _endangers(self, path: Path, mode: str) -> bool:
+        """Return true for checkpoints, and for what would write over older files in the program's folder."""
+        if path.suffix in _SUFFIXES:
+            return True
+        if not path.is_file() or not path.absolute().is_relative_to(Path.cwd()):
+            return False
+        name = os.path.abspath(path)  # noqa: PTH100
+        if name in self._old or _is_old(path, self._began):
+            self._old.add(name)  # the program may append to the file now, and write over it later
+            return "w" in mode
+        return False
 
     def patch_torch(self) -> None:
         """Patch the functions by which PyTorch and safetensors write and read checkpoints."""
@@ -174,10 +185,16 @@ class Redirection:
         return call
 
     def _renaming(self, function: Any) -> Any:
+        """Redirect also what would take the place of an older file."""
+        move = shutil.move if function in (os.replace, os.rename) else function  # may go to another disk
+
         @functools.wraps(function)
         def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
-            if (place := self.known(source)) is source:
-                return function(source, target, *args, **options)
+            place = self.known(source)
+            if place is source:
+                path = isinstance(target, (str, os.PathLike)) and not options and os.path.isfile(source)  # noqa: PTH113
+                kept = self.moved(target) if path and self._endangers(Path(target), "w") else target
+                return (function if kept is target else move)(source, kept, *args, **options)
             name = os.path.abspath(os.fspath(target))  # noqa: PTH100
             self._places[name] = self._place(name)
             function(place, self._places[name], *args, **options)

@@ -265,7 +265,7 @@ def _draw_addresses(plot: Any, reserved: Any) -> dict[str, Any]:
 
 
 #: Scripts of the page around the figure, in order of dependency.
-_PAGE_SCRIPTS = ("numbers.js", "dom.js", "table.js", "link.js", "page.js")
+_PAGE_SCRIPTS = ("numbers.js", "dom.js", "table.js", "page.js")
 
 
 def render_page(title: str, layout: Any) -> str:

@@ -154,11 +154,10 @@ void bind_searches(nb::module_& m) {
   nb::class_<packing::FitPacker> fit(m, "FitPacker", "First fit or best fit in a given order.");
   fit.def(nb::init<const Jobs&>(), "jobs"_a)
       .def("begin",
-           [](packing::FitPacker& self, const In<int32_t>& order, bool best_fit, bool inner) {
-             const auto best = inner ? packing::Rule::inner_fit : packing::Rule::best_fit;
-             self.begin(order_of(self.jobs(), order), best_fit ? best : packing::Rule::first_fit);
+           [](packing::FitPacker& self, const In<int32_t>& order, bool best_fit) {
+             self.begin(order_of(self.jobs(), order), best_fit ? packing::Rule::best_fit : packing::Rule::first_fit);
            },
-           "order"_a, nb::kw_only(), "best_fit"_a = false, "inner"_a = false)
+           "order"_a, nb::kw_only(), "best_fit"_a = false)
       .def("advance", &packing::FitPacker::advance, "budget"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Continue for about `budget` work units; return true if all jobs are placed.");
   add_plan(fit);

@@ -122,12 +122,12 @@ def run_fits(task: Task) -> bool:
     """
     native = task.jobs.native()
     again = task.offsets is not None and len(task.jobs) <= OPTIONS.sorted_by_start
-    if again and not run_fit(task, native, _offset_order(task.offsets)):
+    if again and not _run_fit(task, native, _offset_order(task.offsets)):
         return False
     if len(task.jobs) <= OPTIONS.fit_limit:
         for order in orders(task.jobs).values():
             for rule in (False, True):
-                if not run_fit(task, native, order(), best_fit=rule):
+                if not _run_fit(task, native, order(), best_fit=rule):
                     return False
     return not task.done()
 
@@ -160,15 +160,7 @@ def orders(jobs: Jobs) -> dict[str, Order]:
     }
 
 
-def run_fit(
-    task: Task,
-    native: _core.Jobs,
-    order: NDArray[np.int32],
-    *,
-    best_fit: bool = False,
-    inner: bool = False,
-    check_nodes: bool = True,
-) -> bool:
+def _run_fit(task: Task, native: _core.Jobs, order: NDArray[np.int32], *, best_fit: bool = False) -> bool:
     """Run one first-fit or best-fit pass; return whether all jobs were placed before a limit was reached.
 
     Args:
@@ -176,12 +168,10 @@ def run_fit(
         native: the task's jobs for the kernels.
         order: jobs in order of placement, int32[n].
         best_fit: choose the smallest gap that holds the job; the lowest gap otherwise.
-        inner: ignore the gap below the lowest range.
-        check_nodes: stop at the node limit too.
     """
     packer = _core.FitPacker(native)
-    packer.begin(order, best_fit=best_fit, inner=inner)
-    for nodes in _slices(task, packer, check_nodes=check_nodes):
+    packer.begin(order, best_fit=best_fit)
+    for nodes in _slices(task, packer):
         if packer.advance(nodes):
             task.offer(packer.offsets, packer.arena)
             return True
@@ -199,25 +189,14 @@ def _repair(task: Task) -> None:
             task.offer(search.offsets, search.arena)
 
 
-def _slices(
-    task: Task,
-    search: _core.FitPacker | _core.LocalRepair,
-    *,
-    check_nodes: bool = True,
-) -> Iterator[int]:
+def _slices(task: Task, search: _core.FitPacker | _core.LocalRepair) -> Iterator[int]:
     """Yield nodes to spend until a limit is reached, and charge the work done in between to the budget.
 
     The length of a slice does not depend on the clock, so a node budget gives the same plan on every machine.
     """
     charged = search.work
-    while True:
-        if task.offsets is not None and check_nodes:
-            if task.done():
-                return
-        elif reason := task.budget.reached_limit(check_nodes=check_nodes):
-            task.stopped_by = reason
-            return
-        left = task.budget.nodes_left if check_nodes else None
+    while not task.done():
+        left = task.budget.nodes_left
         yield OPTIONS.slice if left is None else min(OPTIONS.slice, left)
         task.budget.nodes += search.work - charged
         charged = search.work

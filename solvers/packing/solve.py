@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 #: Largest number of live instances of one buffer; a buffer alive over more periods accumulates and is
 #: refused.
 MOST_INSTANCES = 64
-#: Solvers that try several numbers of columns.
-ROTATING = ("auto", "greedy")
 
 
 def solve(
@@ -58,8 +56,7 @@ def solve(
             offsets.
         stop: limits of the solve; the default is a node budget and no clock.
         seed: seed of the search.
-        solver: one of `SOLVERS`: "auto", "greedy" (auto without the complete searches), or a baseline such as
-            "best_fit".
+        solver: one of `SOLVERS`: "auto" or "greedy" (auto without the complete searches).
         columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
             default a few numbers are tried if a buffer outlives its iteration.
         threads: number of threads that search at once; by default one with a node limit, and one per core
@@ -86,9 +83,7 @@ def solve(
         threads = cores() if stop.node_budget is None else 1
     if threads < 1:
         raise ValueError(f"{threads} threads are too few")
-    tried = (
-        [columns or buffers.max_instances] if columns or solver not in ROTATING else columns_to_try(buffers)
-    )
+    tried = [columns] if columns else columns_to_try(buffers)
     pieces = pieces_of(buffers)
     request = _Request(buffers, pieces, bound_of(buffers, pieces), capacity, seed, solver, threads)
     return _solve_columns(request, tried, stop, on_improvement, ProgressTotal(on_progress))
@@ -119,10 +114,9 @@ def _solve_columns(
     enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
     report = total.callback(lambda attempt: bound if several else attempt)
-    proofs = several and request.solver == "auto" and few
-    if proofs:
+    if several and request.solver == "auto" and few:
         tried = sorted(tried, key=lambda columns: _estimate_arena(request, columns, stop, total))
-    attempts = Attempts(tried, stop, total, rounds=proofs)
+    attempts = Attempts(tried, stop, total)
 
     def better(plan: Plan) -> None:
         best = attempts.best

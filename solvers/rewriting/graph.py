@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import fnmatch
 import types
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 from solvers.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -192,20 +191,3 @@ class Graph:
     def with_columns(self, **columns: Any) -> Graph:
         """Return the same graph with other columns."""
         return replace(self, **columns)
-
-
-def matching_operations(graph: Graph, filters: Sequence[str]) -> NDArray[np.bool_]:
-    """Return a mask of operations whose kind, module or enclosing module matches a name filter (*, ?)."""
-
-    def matches(name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in filters)
-
-    def enclosing(module: str) -> list[str]:
-        parts = module.split(".")
-        return [".".join(parts[: i + 1]) for i in range(len(parts))]
-
-    # The last entry is for index -1: unknown.
-    kinds = np.array([*map(matches, graph.kinds), False])
-    modules = np.array([*(any(map(matches, enclosing(module))) for module in graph.modules), False])
-    result: NDArray[np.bool_] = kinds[graph.kind] | modules[graph.module]
-    return result

@@ -70,9 +70,3 @@ def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not 1 <= value <= most or value & (value - 1):
         raise ValueError(f"{name}={value!r} is not a power of two up to {most}")
-
-
-def check_flag(value: bool, name: str) -> None:  # noqa: FBT001 - the checked value
-    """Raise ValueError for any value but true and false."""
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r} is neither true nor false")

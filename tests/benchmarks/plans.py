@@ -25,7 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import own_process
 from instances import GENERATORS, flat, scattered
+from published_planners import PUBLISHED
 
+import solvers.packing.solve
 from mempool.demo.worker import resident_bytes
 from solvers import SOLVERS, Plan, Status, Stop, check, lower_bound, solve
 from solvers.packing.plan import DEFAULT_NODES
@@ -34,7 +36,6 @@ from traces.buffers import Buffers
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576
-OTHERS = [name for name in SOLVERS if name not in ("auto", "greedy")]
 #: Processor seconds after which a solver is given up.
 PATIENCE = 20.0
 
@@ -210,10 +211,11 @@ def instances() -> Iterator[tuple[str, Buffers]]:
 
 def others(_: range, __: int) -> None:
     """Print ratio and processor seconds of each solver with seed 0 and the default budget."""
-    solvers = ["auto", *OTHERS]
-    head("instance", *(f"`{name}`" for name in solvers))
+    solvers.packing.solve.SOLVERS = SOLVERS | PUBLISHED
+    names = ["auto", *PUBLISHED]
+    head("instance", *(f"`{name}`" for name in names))
     for name, buffers in instances():
-        runs = [run(buffers, solver=solver) for solver in solvers]
+        runs = [run(buffers, solver=solver) for solver in names]
         row(name, *(cell(r) for r in runs))
 
 

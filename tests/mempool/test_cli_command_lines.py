@@ -241,7 +241,7 @@ def test_completion_offers_verbs_allocators_and_solvers() -> None:
         ("mempool pl", "1", "plan"),
         ("mempool show --allocator best", "3", "best_fit"),
         ("mempool compare --allocator rec", "3", "recorded"),
-        ("mempool plan --solver sm", "3", "smartpool"),
+        ("mempool plan --solver gr", "3", "greedy"),
     ):
         environment = {"_MEMPOOL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
         done = subprocess.run(

@@ -118,11 +118,11 @@ def test_many_variants_differing_in_sizes_share_a_plan(tmp_path: Path, cli: Cli)
 
 
 def test_variants_are_planned_separately_by_other_solvers(folder: Path, cli: Cli) -> None:
-    cli.run("plan run.trace --solver best_fit -o run.plan")
+    cli.run("plan run.trace --solver greedy -o run.plan")
     saved = read_plans(folder / "run.plan")
     assert len(saved.plans) == len(THREE)
     assert not saved.variants
-    assert {planned.plan.solver for planned in saved.plans} == {"best_fit"}
+    assert {planned.plan.solver for planned in saved.plans} == {"greedy"}
     assert cli.answer("check run.plan run.trace")["variants"] == len(THREE)
 
 
@@ -139,7 +139,7 @@ def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: 
     assert call(["check", "run.plan", "run.trace"]) != 0
 
 
-@pytest.mark.parametrize("solver", ["auto", "best_fit"])
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

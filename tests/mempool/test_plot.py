@@ -27,7 +27,7 @@ def _buffers(draw: st.DrawFn) -> Buffers:
 @given(_buffers())
 def test_cell_shows_the_buffer_at_its_middle(buffers: Buffers) -> None:
     """Each cell's buffer is alive at the cell's time and covers the cell's address."""
-    plan = solve(buffers, stop=Stop(nodes=1000), solver="first_fit")
+    plan = solve(buffers, stop=Stop(nodes=1000))
     assert plan.offset is not None
     width, height = 17, 13
     grid = address_grid(buffers, plan, width=width, height=height)

@@ -13,7 +13,6 @@ from rewriting_models import contents_by_running
 
 from solvers.errors import PlanError
 from solvers.rewriting import Graph, Offload, Reload, Rewriting, Role, apply_rewriting
-from solvers.rewriting.graph import matching_operations
 from solvers.rewriting.pass_boundary import split_by_pass
 from solvers.rewriting.refinement import merge_shared_reloads, offload_early
 from solvers.rewriting.runs import Runs
@@ -292,11 +291,3 @@ def test_copy_out_delayed_by_another_begins_no_later_than_before():
     soon = offload_early(graph, late, Link(0.0, 1.0, 0.0, 0.0))
     assert all(new.after <= old.after for new, old in zip(soon.offloads, late.offloads, strict=True))
     apply_rewriting(graph, soon)
-
-
-def test_name_filters_match_operators_and_modules_with_their_submodules() -> None:
-    graph = chain(2).with_columns(modules=("a", "a.b", "ab"), module=[0, 1, 2, -1])
-    assert matching_operations(graph, ["a"]).tolist() == [True, True, False, False]
-    assert matching_operations(graph, ["a?"]).tolist() == [False, False, True, False]
-    assert matching_operations(graph, ["op"]).all()
-    assert not matching_operations(graph, []).any()

@@ -67,7 +67,7 @@ def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
 def test_decision_without_host_memory_recomputes():
     graph, link = chain(12), Link.of_rate(1e9)
     made = Decider(graph, link, host_limit=0).decide(simulate(graph, link).peak_bytes * 3 // 4)
-    assert made.host_bytes == made.moved_bytes == 0
+    assert made.host_bytes == made.simulation.moved_bytes == 0
     assert made.rewriting.recomputed
 
 
@@ -91,8 +91,8 @@ def test_random_values_and_excluded_values_are_left_alone():
     once = graph.with_columns(repeatable=np.zeros(len(graph), bool))
     assert not Decider(once, Link.of_rate(1e3)).decide(limit).rewriting.recomputed
     stays = np.arange(len(graph.size)) > 6
-    limit = Decider(graph, link, movable=stays, repeatable=stays).least()[0]
-    made = Decider(graph, link, movable=stays, repeatable=stays).decide(limit)
+    limit = Decider(graph.with_columns(movable=stays), link, repeatable=stays).least()[0]
+    made = Decider(graph.with_columns(movable=stays), link, repeatable=stays).decide(limit)
     touched = [*made.rewriting.recomputed, *(offload.value for offload in made.rewriting.offloads)]
     assert touched
     assert min(touched) > 6

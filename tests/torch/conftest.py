@@ -45,6 +45,19 @@ def everything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def nothing_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled graphs offload nothing, whatever the limit."""
+    from mempool.torch.compiled import decide
+
+    decidable = decide.decidable
+
+    def immovable(captured: Any) -> Any:
+        return decidable(captured).with_columns(movable=[False] * len(captured.values))
+
+    monkeypatch.setattr(decide, "decidable", immovable)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """PyTorch computes with one thread."""
     import torch

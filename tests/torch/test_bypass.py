@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -405,6 +406,7 @@ class TestStandby:
         kept: list[torch.Tensor] = []
         modes: list[int] = []
         few, leaf = torch.ones(3), torch.ones(3, requires_grad=True)
+        parameters: list[torch.nn.Parameter] = []
         doubled = leaf * 2
         squared = doubled * doubled
 
@@ -414,8 +416,11 @@ class TestStandby:
                 bypass_of(pool).close()
 
         squared.register_hook(keep)
+        doubled.register_hook(lambda _: parameters.append(torch.nn.Parameter(few)))  # without modes
+        doubled.register_hook(lambda _: few.add_(1))
         doubled.register_hook(lambda _: modes.append(torch._C._len_torch_dispatch_stack()))
         squared.sum().backward()
+        parameters.append(torch.nn.Parameter(few))
         few.add_(1)
         assert bypass_of(pool).is_open != closes
         assert [*modes, torch._C._len_torch_dispatch_stack()] == [1, 1]
@@ -435,6 +440,12 @@ class TestStandby:
             pool.plan_now()
         assert bypass_of(pool).is_open
         assert not bypass_of(pool).is_standing_by
+
+    def test_parameters_are_made_after_the_return_of_the_mode(self, pool: Any) -> None:
+        self.stands_by(pool, small())
+        kept = [torch.ones(size) for size in (3 * MIB, MIB // 2, MIB // 4)]
+        assert torch._C._len_torch_dispatch_stack() == 1
+        assert type(copy.deepcopy(torch.nn.Parameter(kept[1]))) is torch.nn.Parameter
 
     def test_removed_mode_is_not_put_back(self) -> None:
         with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:

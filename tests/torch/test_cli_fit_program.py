@@ -183,11 +183,16 @@ def test_models_that_are_not_called_are_counted(fitted: Any) -> None:
 def test_notes_name_omitted_parts(fitted: Any, tmp_path: Path) -> None:
     """A compiler, a file that keeps its content, and the build without CUDA."""
     (tmp_path / "last.pt").write_bytes(b"weeks of work")
-    lines = "model = torch.compile(model)\ntorch.save(model.state_dict(), 'last.pt')\nx, y ="
+    lines = "model = torch.compile(model)\ntorch.save(model.state_dict(), 'last.pt')\n"
+    lines += (
+        "from safetensors.torch import save_file\nsave_file(model.state_dict(), 'last.safetensors')\nx, y ="
+    )
     text = loop("loss = model(x).square().mean()", *STEP).replace("x, y =", lines)
-    compiled, saved, cuda = fitted(text)["warnings"]
+    compiled, saved, other, cuda = fitted(text)["warnings"]
     assert compiled.startswith("torch.compile at train.py:19 is left out: the result is of the eager model")
-    assert saved == "torch.save('last.pt') was passed over"
+    assert (saved, other) == tuple(
+        f"{name} was passed over" for name in ("torch.save('last.pt')", "save_file('last.safetensors')")
+    )
     assert cuda.startswith("this PyTorch has no CUDA: ")
     assert cuda.endswith("`mempool rehearse train.py` runs it itself")
     assert (tmp_path / "last.pt").read_bytes() == b"weeks of work"
@@ -204,14 +209,14 @@ class Data(torch.utils.data.Dataset):
 config = BertConfig(
     vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
 arguments = TrainingArguments(
-    "out", per_device_train_batch_size=4, gradient_accumulation_steps=4, report_to="none")
+    "out", per_device_train_batch_size=4, gradient_accumulation_steps=4, save_steps=1, report_to="none")
 Trainer(model=BertForSequenceClassification(config), args=arguments, train_dataset=Data()).train()
 """
 
 
 @no_cuda
 @pytest.mark.full
-def test_trainer_accumulates(fitted: Any) -> None:
+def test_trainer_accumulates_and_saves(fitted: Any) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     once = fitted(TRAINER.replace("steps=4", "steps=1"))

@@ -38,16 +38,13 @@ def slope(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_valid_options_are_parsed() -> None:
-    """Sizes as text, links by name, one or several name filters."""
-    made = parse_options(
-        {"limit": "8GiB", "link": "pcie4", "include": "encoder.*", "exclude": ["a", "b"], "beside": 0}
-    )
+    """Sizes as text, links by name."""
+    made = parse_options({"limit": "8GiB", "link": "pcie4", "beside": 0})
     assert made.limit == 8 << 30
     assert parse_options({"limit": 12e9, "name": "teacher"}) == Options(limit=12_000_000_000, name="teacher")
     assert parse_options({"limit": np.int64(12)}).limit == 12
     assert parse_options({"limit": "80%"}) == Options(limit=UNDECIDED, share=0.8)
     assert isinstance(made.link, Link)
-    assert (made.include, made.exclude) == (("encoder.*",), ("a", "b"))
     assert parse_options(None) == Options()
 
 
@@ -65,7 +62,6 @@ def test_valid_options_are_parsed() -> None:
         ({"inner": "xla"}, "there are 'inductor' and 'eager'"),
         ({"link": "rope"}, "'rope' is no link"),
         ({"link": 3}, "neither a Link nor a text"),
-        ({"include": [1]}, "no patterns"),
     ],
 )
 def test_invalid_options_are_named(options: dict[str, Any], said: str) -> None:
@@ -221,12 +217,6 @@ def test_host_limit_is_checked_when_deciding() -> None:
     host = last().simulated.host_bytes
     with pytest.raises(Exception, match=f"with {host - 1} bytes on the host"):
         compiled(waves, {**options, "limit": limit, "host_limit": host - 1})(row())
-
-
-def test_name_filter_without_match_warns() -> None:
-    options = {**PLAIN, "limit": 1 << 30, "link": LINK, "exclude": ["aten.tanh", "encodr.*"]}
-    with pytest.warns(UserWarning, match=r"no operation or module is named 'encodr\.\*'"):
-        compiled(waves, options)(row())
 
 
 def test_pool_replays_compiled_graphs_with_offloads(one_thread: None) -> None:

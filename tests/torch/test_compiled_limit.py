@@ -266,17 +266,16 @@ def test_relative_limit_is_a_share_of_the_peak_of_the_largest_graph(inner: str, 
         assert inner != "eager" or part.least_limit_bytes <= part.options.limit
 
 
-def test_refusal_names_a_sufficient_limit_for_all_graphs() -> None:
+def test_refusal_names_a_sufficient_limit_for_all_graphs(nothing_leaves: None) -> None:
     """A slightly larger limit lets the first graph keep much less."""
-    nothing_leaves = {"exclude": "*"}
-    run(Torn, "eager", 1 << 40, **nothing_leaves)
+    run(Torn, "eager", 1 << 40)
     first, _ = SHARED_LIMITS[-1].graphs.values()
     tight = first.decision.peak_bytes - 1
-    said = refusal(Torn, "eager", tight, **nothing_leaves)
+    said = refusal(Torn, "eager", tight)
     named, feasible_limit = (int(re.search(p, said)[1]) for p in (r"needs (\d+)", r"(\d+), which is enough"))  # type: ignore[index]
     assert tight < feasible_limit < 0.99 * named
-    run(Torn, "eager", feasible_limit, **nothing_leaves)
-    refusal(Torn, "eager", int(0.98 * feasible_limit), **nothing_leaves)
+    run(Torn, "eager", feasible_limit)
+    refusal(Torn, "eager", int(0.98 * feasible_limit))
 
 
 def test_small_host_leads_to_recomputation() -> None:

@@ -357,11 +357,11 @@ def test_buffers_match_the_repeating_part_of_the_trace(replaced: float) -> None:
     n = 500
     trace = workload.generate(n, 3, iterations=4, replaced=replaced)
     buffers = workload.buffers(n, 3, replaced=replaced)
-    assert len(buffers.planned()) == n
+    assert len(buffers.select(~buffers.persistent)) == n
     first, last = between_marks(trace)[-1]
     load = trace.load()[first + 1 : last]
     state = buffers.size[buffers.persistent].sum()
-    np.testing.assert_array_equal(load - state, steady_load(buffers.planned()))
+    np.testing.assert_array_equal(load - state, steady_load(buffers.select(~buffers.persistent)))
 
 
 def test_trace_depends_on_the_seed_only() -> None:

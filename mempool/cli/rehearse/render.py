@@ -127,6 +127,11 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
     table(title, header, rows, fold=len(header) - 1)
     if runs[0].recording is not None:
         _show_holders(_holders(runs[0].recording, runs[0].outcome.device))
+    first = runs[0].outcome
+    if (used := first.devices_used) > 1:
+        console().print(
+            plain(f"the figures are of GPU {first.device}, the fullest of {used} that held memory")
+        )
     for sentence in (*_verdict(runs, request), *_caveats(runs, request)):
         console().print(plain(sentence))
 

@@ -47,9 +47,8 @@ class Run:
     @functools.cached_property
     def recording(self) -> InputFile | None:
         """The history as `mempool info` reads it, of the fullest device; None without one."""
-        if (
-            self.history is None or self.outcome.peak_reserved_bytes == 0
-        ):  # a history without the device cannot be read
+        # PyTorch's history lacks a device that reserved nothing, and `read_input` refuses an absent device.
+        if self.history is None or self.outcome.peak_reserved_bytes == 0:
             return None
         from mempool.offline import read_input
 

@@ -70,9 +70,6 @@ void bind_cuda(nb::module_& m) {
       .def("check", &CudaDevice::check, nb::call_guard<nb::gil_scoped_release>(),
            "Start the driver without making a context.\n\nRaises:\n    RuntimeError: there is no such device, or "
            "it has no such memory.")
-      .def("read_mostly", &CudaDevice::read_mostly, "address"_a, "bytes"_a, "on"_a = true,
-           nb::call_guard<nb::gil_scoped_release>(),
-           "Advise that managed memory is rarely written and may be in several places at once. False: refused.")
       .def("context_of",
            [](const CudaDevice& d, Stream stream) { return reinterpret_cast<std::uintptr_t>(d.context_of(stream)); },
            "stream"_a, nb::call_guard<nb::gil_scoped_release>(),

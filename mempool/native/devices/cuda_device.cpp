@@ -243,11 +243,6 @@ void CudaDevice::prefetch(Address address, std::size_t bytes) noexcept {
   if (const Scope scope(*this); scope && bytes != 0) backing_->memory->prefetch(address, bytes);
 }
 
-bool CudaDevice::read_mostly(Address address, std::size_t bytes, bool on) noexcept {
-  const Scope scope(*this);
-  return scope && backing_->memory->read_mostly(address, bytes, on);
-}
-
 void CudaDevice::copy(Address to, Address from, std::size_t bytes, Stream stream) noexcept {
   const Scope scope(*this);
   if (scope && bytes != 0) calls_.ok(driver_.copy, to, from, bytes, handle(stream));

@@ -53,9 +53,6 @@ class CudaDevice final : public Device {
   // Throws std::runtime_error if the device does not exist or lacks this kind of memory. Starts the driver,
   // creates no context.
   void check() const;
-  // Set or clear the read-mostly advice, by which rarely written data may be in several places at once.
-  // Managed memory only; false: refused.
-  bool read_mostly(Address address, std::size_t bytes, bool on) noexcept;
 
   // For pinned memory, which every context uses: return the other context that the calling thread means by
   // this stream, or null: the stream belongs to this device's own context.

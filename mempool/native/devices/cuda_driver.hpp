@@ -50,7 +50,7 @@ constexpr unsigned int kPortable = 1;       // flag of host memory that is usabl
 constexpr int kMinimum = 0;                 // granularity
 constexpr int kHasManaged = 83, kHasConcurrentManaged = 89, kHasPages = 102,
               kHasDirectPages = 110;  // attributes of a device
-constexpr int kSetReadMostly = 1, kUnsetReadMostly = 2, kSetPreferredLocation = 3;  // advice
+constexpr int kSetPreferredLocation = 3;  // advice
 }  // namespace cu
 
 // Groups of driver functions, by the kind of memory that needs them.

@@ -147,11 +147,6 @@ void CudaManaged::prefetch(Address address, std::size_t bytes) noexcept {
   calls_.ok(calls_.driver.prefetch, CuAddress{address}, bytes, device_.load(), stream_.load());
 }
 
-bool CudaManaged::read_mostly(Address address, std::size_t bytes, bool on) noexcept {
-  const int advice = on ? cu::kSetReadMostly : cu::kUnsetReadMostly;
-  return moves_.load() && calls_.ok(calls_.driver.advise, CuAddress{address}, bytes, advice, device_.load());
-}
-
 void CudaManaged::close() noexcept {
   if (CuStream const stream = stream_.exchange(nullptr)) calls_.ok(calls_.driver.stream_destroy, stream);
 }

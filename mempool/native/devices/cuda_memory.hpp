@@ -42,7 +42,6 @@ class CudaMemory {
   virtual void release(Address address, std::size_t bytes) noexcept = 0;
   virtual std::size_t foresight() const noexcept { return 0; }
   virtual void prefetch(Address, std::size_t) noexcept {}
-  virtual bool read_mostly(Address, std::size_t, bool) noexcept { return false; }
   virtual void close() noexcept {}  // releases resources other than memory
   virtual HostedMemory* hosted() noexcept { return nullptr; }
 
@@ -109,7 +108,6 @@ class CudaManaged final : public CudaWhole {
   DeviceTraits traits() const noexcept override;
   std::size_t foresight() const noexcept override;
   void prefetch(Address address, std::size_t bytes) noexcept override;
-  bool read_mostly(Address address, std::size_t bytes, bool on) noexcept override;
   Address reserve(CuDevice device, std::size_t bytes, std::size_t alignment) noexcept override;
   void release(Address address, std::size_t bytes) noexcept override;
   void close() noexcept override;

@@ -156,7 +156,6 @@ document.addEventListener("mempool-show", ({detail: show}) => {
   listen(show)
   theme(show, dark.matches)
   show.tell("view")
-  linked(show, (wanted) => seek(show, wanted))
   window.mempoolShow = show
   requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("mempool-drawn")))
 })

@@ -30,7 +30,6 @@ from solvers.errors import PlanError
 from solvers.rewriting import Rewriting, apply_rewriting
 from solvers.rewriting.copy_overhead import CopyOverhead
 from solvers.rewriting.decide import Decider
-from solvers.rewriting.graph import matching_operations
 from solvers.rewriting.judge import simulate
 from solvers.rewriting.pass_boundary import (
     Pause,
@@ -46,7 +45,6 @@ from traces.buffers import Buffers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
     from torch import fx
 
     from mempool.torch.compiled.graph import CapturedGraph
@@ -86,11 +84,11 @@ class StepDecider:
         self._host_limit = (
             allowed_host_bytes(options) if constraints.host_limit is None else constraints.host_limit
         )
-        self._choosers: dict[int, Decider] = {}
+        self._deciders: dict[int, Decider] = {}
 
     def least_limit(self) -> int:
         """Return the lowest feasible limit in bytes."""
-        return self._chooser(self.constraints.between_bytes).least()[0]
+        return self._decider(self.constraints.between_bytes).least()[0]
 
     def decide(self) -> StepDecision:
         """Decide according to the options.
@@ -141,7 +139,7 @@ class StepDecider:
             PlanError: the host is too small.
         """
         if extreme is Extreme.ALL:
-            return self._convert(self._chooser(self.constraints.between_bytes).offload_everything())
+            return self._convert(self._decider(self.constraints.between_bytes).offload_everything())
         nominal = self._nominal
         limit = nominal.least_limit() if extreme is Extreme.LEAST else 2 * self._all_bytes
         return self.simulate_decision(nominal.decide_within(limit).rewriting)
@@ -165,12 +163,12 @@ class StepDecider:
         if not self._pauses or limit < self.least_limit():
             return 0
         low = self.constraints.between_bytes
-        high = limit - (self._chooser(self._all_bytes).least()[0] - self._all_bytes)
+        high = limit - (self._decider(self._all_bytes).least()[0] - self._all_bytes)
         room = high
         for _ in range(TUNABLES.room_steps):
             if room <= low:
                 break
-            over = self._chooser(room).least()[0] - limit
+            over = self._decider(room).least()[0] - limit
             if over <= 0:
                 low = room - over  # one more byte of room raises the least limit by at most one byte
             else:
@@ -180,29 +178,28 @@ class StepDecider:
 
     def _with_room(self, room: int, limit: int) -> StepDecision:
         """Decide within a limit that leaves `room` bytes between the passes."""
-        return self._convert(self._chooser(room).decide(limit))
+        return self._convert(self._decider(room).decide(limit))
 
     def _convert(self, made: Decision) -> StepDecision:
-        """Convert the decision of a chooser."""
+        """Convert a decision about the graph with a pause to one about the step."""
         rewriting = made.rewriting
         return self.simulate_decision(remove_pause(self._graph, rewriting) if self._pauses else rewriting)
 
-    def _chooser(self, room: int) -> Decider:
-        """Return the chooser for a graph with `room` additional bytes in use between the passes."""
-        if room not in self._choosers:
-            graph, options = self._graph, self.options
+    def _decider(self, room: int) -> Decider:
+        """Return the decider for a graph with `room` additional bytes in use between the passes."""
+        if room not in self._deciders:
+            graph = self._graph
             if self._pauses:
                 graph = insert_pause(graph, replace(self._pause, extra_bytes=room))
-            self._choosers[room] = Decider(
+            self._deciders[room] = Decider(
                 graph,
                 self.step.link,
                 overhead=self.step.calls,
                 outside_bytes=self.constraints.outside.always + TICKET_BYTES * int(graph.movable.sum()),
                 host_limit=self._host_limit,
-                movable=_filtered(graph, options),
                 repeatable=~np.isin(graph.base, self._pause.leaving),
             )
-        return self._choosers[room]
+        return self._deciders[room]
 
     def simulate_decision(self, rewriting: Rewriting) -> StepDecision:
         """Apply decisions to the step and simulate the result."""
@@ -232,14 +229,6 @@ class StepDecider:
 def allowed_host_bytes(options: Options) -> int:
     """Return the host bytes that copies may use."""
     return options.host_limit or default_host_limit()
-
-
-def _filtered(graph: Graph, options: Options) -> NDArray[np.bool_]:
-    """Return the mask of values whose operation matches the include and exclude filters: bool[M]."""
-    made = matching_operations(graph, options.include) if options.include else np.ones(len(graph), bool)
-    made &= ~matching_operations(graph, options.exclude)
-    result: NDArray[np.bool_] = made[graph.producer]
-    return result
 
 
 @dataclass(frozen=True, eq=False)

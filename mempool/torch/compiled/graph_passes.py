@@ -240,9 +240,8 @@ def apply(
     Args:
         merged: the graphs.
         captured: the numbered graph that the decision refers to, from ``merged.module``.
-        rewriting: the decision, valid for `solvers.rewriting.apply`; offloaded values are made in the
-            forward
-            pass.
+        rewriting: the decision, valid for `solvers.rewriting.apply`; the forward pass makes the offloaded
+            values.
         host_limit: most bytes of host memory; 0: half of the free memory.
         own_bytes: copies of at most this size are made synchronously, at the time when they must have ended.
         places: by value, the offset of the copy in the host arena; a value without an entry goes anywhere.

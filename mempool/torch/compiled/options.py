@@ -28,9 +28,6 @@ class Options:
         link: the transfer times of copies; None: measured on this machine when needed.
         host_limit: most bytes of host memory for copies; 0: half of the free memory.
         beside: bytes on the device outside all graphs, such as the optimizer's state: part of the limit.
-        include: name filters for module paths and operations: only matching results are offloaded; empty:
-            all.
-        exclude: name filters for module paths and operations whose results stay.
         name: name of the model in the report; models with the same name and options share one limit.
         share: the limit as a share of a graph's peak without a limit, 0 to 1; 0: the limit is in bytes.
     """
@@ -40,8 +37,6 @@ class Options:
     link: Link | None = None
     host_limit: int = 0
     beside: int = 0
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
     name: str = ""
     share: float = 0.0
 
@@ -199,20 +194,11 @@ def _name(_: str, value: Any) -> str:
     return value
 
 
-def _filters(name: str, value: Any) -> tuple[str, ...]:
-    patterns = (value,) if isinstance(value, str) else value
-    if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError(f"{name} is {value!r}, no patterns such as 'encoder.*'")
-    return tuple(patterns)
-
-
 _CHECKS: dict[str, Any] = {
     "limit": _limit,
     "inner": _inner,
     "link": _link,
     "host_limit": _bytes,
     "beside": _bytes,
-    "include": _filters,
-    "exclude": _filters,
     "name": _name,
 }

@@ -16,7 +16,6 @@ from mempool.torch.compiled.runtime_observer import RuntimeObserver
 from mempool.torch.optimizer_steps import Listener
 from mempool.units import typed_size
 from solvers.errors import PlanError
-from solvers.rewriting.graph import matching_operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +35,12 @@ class SharedLimit:
     Attributes:
         key: the options object of the call, which identifies the call.
         graphs: by graph number, the latest compilation.
-        matched_filters: name filters that matched anything so far.
         observer: the observer of the graphs' runs.
         relative_bytes: the limit that is a share of the largest peak so far, in bytes.
     """
 
     key: Any
     graphs: dict[int, CompiledGraph] = field(default_factory=dict)
-    matched_filters: set[str] = field(default_factory=set)
     observer: RuntimeObserver = field(default_factory=RuntimeObserver)
     relative_bytes: int = 0
 
@@ -119,23 +116,10 @@ class SharedLimit:
         return max((compiled.host_end for compiled in self._before(number)), default=0)
 
     def add(self, compiled: CompiledGraph) -> None:
-        """Add a graph; after a function's last graph, warn once of name filters without any match."""
+        """Add a graph."""
         self.graphs[compiled.number] = compiled
         if not compiled.more:
             self.drop_limit_functions()
-        graph, options = compiled.decision.captured.graph, compiled.options
-        patterns = {*options.include, *options.exclude} - self.matched_filters
-        self.matched_filters |= {
-            pattern for pattern in patterns if matching_operations(graph, [pattern]).any()
-        }
-        if not compiled.more and (strange := sorted(patterns - self.matched_filters)):
-            self.matched_filters |= patterns
-            names = [*graph.kinds[:3], *[name for name in graph.modules if name][:3]]
-            warnings.warn(
-                f"no operation or module is named {', '.join(map(repr, strange))} by include or exclude; "
-                f"there are such as {', '.join(map(repr, names))}",
-                stacklevel=2,
-            )
 
 
 def warn_of_excess(most: int, limit: int | None) -> None:

@@ -137,11 +137,12 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
-// Include, or not, the keys by which operations reach the modes on the stack of this thread and this library. A guard such as inference
-// mode restores the keys, but not the modes, of where it began.
+// Include or exclude the key of this library, and PyTorch's keys by which operations reach the modes on the stack of this thread. A guard
+// such as inference mode restores the keys of the place where the guard began, but not the modes.
 void include_keys(bool includes) {
   c10::impl::tls_set_dispatch_key_included(kKey, includes);
-  if ((TorchDispatchModeTLS::stack_len() != 0) != includes) return;
+  const bool has_modes = TorchDispatchModeTLS::stack_len() != 0;
+  if (includes != has_modes) return;  // PyTorch's keys are included while the thread has modes, and excluded while it has none
   c10::impl::tls_set_dispatch_key_included(DispatchKey::Python, includes);
   c10::impl::tls_set_dispatch_key_included(DispatchKey::PythonTLSSnapshot, includes);
 }
@@ -186,10 +187,10 @@ struct Standby {
     if (TorchDispatchModeTLS::stack_len() == 0) TorchDispatchModeTLS::push_non_infra_mode_onto_stack(held);
     include_keys(true);
   }
-  // Put the mode back once more where PyTorch has undone that: a backward pass restores the modes of where it began.
-  void stay_back() {
+  // Return whether PyTorch has undone that: a backward pass restores the modes of where it began.
+  bool is_missing() const {
     const State now = state.load(std::memory_order_acquire);
-    if ((now == kDeparted || now == kEnded) && is_here() && TorchDispatchModeTLS::stack_len() == 0) put_back();
+    return (now == kDeparted || now == kEnded) && is_here() && TorchDispatchModeTLS::stack_len() == 0;
   }
 };
 
@@ -202,6 +203,12 @@ Standby& standby() {
 std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
   if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  const auto name = function.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
+  const bool is_missing = standby().is_missing();
+  // A view touches no memory, nor does `detach`, which has no operator's name. PyTorch takes the modes off to make a parameter of one.
+  if (is_missing && (traits == nullptr || traits->aliases)) return nullptr;
   if (!excluded) include_keys(true);
   DispatchKeySet active;
   if (c10::impl::tls_is_dispatch_key_included(DispatchKey::Python) && !c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python))
@@ -210,10 +217,7 @@ std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
     const void* one = mode.load(std::memory_order_acquire);
     return one == nullptr || will_see(one, active);
   });
-  standby().stay_back();
-  const auto name = function.operator_name();
-  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
-  const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
+  if (is_missing) standby().put_back();
   if (seen && (traits == nullptr || traits->lent != Lent::kAll)) return nullptr;
   return std::make_unique<UnseenOperation>(traits == nullptr || traits->writes);
 }
@@ -230,7 +234,6 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.redispatchBoxed(below, stack);
     return;
   }
-  standby().stay_back();
   const void* const only = only_mode(below);
   const Operation& operation = operations().of(op);
   const Traits& traits = operation.traits;

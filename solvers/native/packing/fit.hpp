@@ -9,7 +9,7 @@
 
 namespace packing {
 
-enum class Rule { first_fit, best_fit, inner_fit };
+enum class Rule { first_fit, best_fit };
 
 // The pieces placed so far, by offset. Stored as columns, since the scan below takes all the time.
 class Placed {
@@ -46,7 +46,7 @@ class Placed {
 
   // Returns the offset for `job`; adds the number of placed pieces examined to `work`.
   int64_t find(int32_t job, Rule rule, int64_t& work) const {
-    if (rule != Rule::first_fit) return best_gap(job, rule, work);
+    if (rule == Rule::best_fit) return best_gap(job, work);
     if (jobs_.single(job)) return first_gap(job, work, [&](Piece placed) { return meets<true>(placed, job); });
     if (!lay_out(job)) return first_gap(job, work, [&](Piece placed) { return meets<false>(placed, job); });
     return first_gap(job, work, [&](Piece placed) { return meets_laid_out(placed); });
@@ -108,17 +108,13 @@ class Placed {
     return at;
   }
 
-  // Returns the smallest gap that fits; with inner_fit, as in SINGA's SmartPool, only a gap between two
-  // ranges if there are two.
-  int64_t best_gap(int32_t job, Rule rule, int64_t& work) const {
+  // Returns the smallest gap that fits.
+  int64_t best_gap(int32_t job, int64_t& work) const {
     const int64_t size = jobs_.size[job];
     int64_t at = 0, best = -1, smallest = std::numeric_limits<int64_t>::max();
-    int32_t ranges = 0;  // ranges of placed pieces that touch
     for (size_t k = 0; k < low_.size(); ++k) {
       if (!meets<false>(piece_[k], job)) continue;
       const int64_t gap = low_[k] - at;
-      if ((gap > 0 || ranges == 0) && ++ranges == 2 && rule == Rule::inner_fit)
-        best = -1, smallest = std::numeric_limits<int64_t>::max();
       if (gap >= size && gap < smallest) smallest = gap, best = at;
       at = std::max(at, jobs_.aligned(job, high_[k]));
     }

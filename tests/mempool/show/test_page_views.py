@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import place, visible, window
+from pages import visible, window
 from shown import four_buffers
 
 from mempool.show import figure
@@ -138,48 +138,3 @@ def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> N
     notes.locator("#refused button").click()
     assert notes.evaluate("mempoolShow.time") == 6
     assert window(notes)["left"] < 6 < window(notes)["right"]
-
-
-STATE = """() => [mempoolShow.picture, mempoolShow.index, mempoolShow.by, mempoolShow.together,
-  mempoolShow.time, mempoolShow.chosen, document.getElementById("search").value]"""
-
-
-@pytest.fixture
-def linked(visit: Callable[..., Any]) -> Any:
-    return visit(figure(four_buffers(), allocators=["first_fit"], title="four").html())
-
-
-def test_page_address_restores_the_whole_view_state(linked: Any) -> None:
-    linked.select_option("#view", "1")
-    linked.click("#stacked")
-    linked.select_option("#by", "stream")
-    linked.check("#together")
-    linked.fill("#search", "operation=two")
-    linked.mouse.click(*place(linked, 4.5, 150 * KIB))
-    linked.click("#in")
-    linked.wait_for_function("location.hash.includes('search')")
-    linked.wait_for_timeout(400)
-    before = (linked.evaluate(STATE), window(linked), visible(linked))
-    assert before[0] == ["stacked", 1, "stream", True, 4, 1, "operation=two"]
-    linked.reload()
-    linked.wait_for_function("window.mempoolShow !== undefined && mempoolShow.drawn !== undefined")
-    now = (linked.evaluate(STATE), window(linked), visible(linked))
-    assert (now[0], now[2]) == (before[0], before[2])
-    assert now[1] == pytest.approx(before[1])
-    assert linked.locator("#composition tr.chosen").count() == 1
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "view=99&picture=__proto__&owner=constructor&piece=-1&x=5~1&y=NaN~Infinity&time=NaN",
-        "view=1.5&piece=1e99&x=0~Infinity&time=Infinity&owner=frame",
-        "<script>alert(1)</script>",
-        "%ff%00&&&==",
-    ],
-)
-def test_invalid_page_address_does_no_harm(linked: Any, state: str) -> None:
-    linked.evaluate("(state) => { location.hash = state }", state)
-    linked.wait_for_timeout(400)
-    assert linked.evaluate(STATE)[:2] == ["addresses", 0]
-    assert visible(linked) == [0, 1, 2, 3]

@@ -58,13 +58,13 @@ def offloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
 
 def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[KernelTransfer]:
     for kernel in order:
-        initial_bytes = [kernel] if _calls(kernel, begins) else []
-        for kernel in initial_bytes:
+        first = [kernel] if _calls(kernel, begins) else []
+        for kernel in first:
             for reader in [user for buffer in kernel.get_outputs() for user in buffer.mpi_buffer.succ_nodes]:
                 if _calls(reader, ends):
-                    yield KernelTransfer(initial_bytes, reader)
+                    yield KernelTransfer(first, reader)
                 else:
-                    initial_bytes.append(reader)  # takes the ticket out of several results
+                    first.append(reader)  # takes the ticket out of several results
 
 
 def _calls(kernel: Any, operation: Any) -> bool:

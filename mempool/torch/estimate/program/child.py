@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _THREAD = "it runs a model in another thread, where nothing is recorded"
+_MODELS = "transformers.modeling_utils"  #: module with a method that writes a model
 #: Signs of errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
 
@@ -75,7 +76,7 @@ class _Program(Rehearsal):
 
     def _install(self) -> None:
         """Patch PyTorch for the rest of the process."""
-        sys.meta_path.insert(0, AfterImport(generation.end_at_length, generation.MODULES))
+        sys.meta_path.insert(0, AfterImport(self._after_import, (*generation.MODULES, _MODELS)))
         redirection = Redirection(*self._redirects)
         redirection.patch_files()
         redirection.patch_torch()
@@ -84,9 +85,17 @@ class _Program(Rehearsal):
         self._note_optimizers(torch)
         loader: Any = DataLoader
         loader._get_iterator = _in_this_process
-        torch.save = self._skip_save
+        torch.save = self._skipped_save("torch.save")
+        if (safetensors := sys.modules.get("safetensors.torch")) is not None:  # imported by `patch_torch`
+            safetensors.save_file = self._skipped_save("save_file")  # type: ignore[attr-defined]
         for holder, name in ((torch, "compile"), (nn.Module, "compile")):
             setattr(holder, name, self._left_out(f"{'torch' if holder is torch else 'Module'}.compile"))
+
+    def _after_import(self, name: str) -> None:
+        if name == _MODELS:
+            sys.modules[name].PreTrainedModel.save_pretrained = self._skipped_save("save_pretrained")
+        else:
+            generation.end_at_length(name)
 
     def _execute(self) -> None:
         """Run the script, and note how it ends."""
@@ -157,9 +166,12 @@ class _Program(Rehearsal):
         if text not in self.outcome.notes:
             self.outcome.notes.append(text)
 
-    def _skip_save(self, _: Any, path: Any = "", *__: Any, **___: Any) -> None:
-        if isinstance(path, (str, os.PathLike)):
-            self._note(f"torch.save({os.fspath(path)!r}) was passed over")
+    def _skipped_save(self, name: str) -> Any:
+        def skip(_: Any, path: Any = "", *__: Any, **___: Any) -> None:
+            if isinstance(path, (str, os.PathLike)):
+                self._note(f"{name}({os.fspath(path)!r}) was passed over")
+
+        return skip
 
     def _left_out(self, name: str) -> Any:
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
