@@ -80,7 +80,9 @@ class Program:
             *[self._capture] * 2, *[self._replay] * 2, self._wait, self._mark,
         ]  # fmt: skip
         if torch.cuda.get_allocator_backend() == "native":
-            self._steps += [*[self._make_in_private_pool] * 2, *[self._share] * 2, self._collect]
+            self._steps += [*[self._share] * 2, self._collect]
+            if not in_thread:
+                self._steps += [self._make_in_private_pool] * 2
 
     def step(self) -> None:
         self._random.choice(self._steps)()
