@@ -23,6 +23,11 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+def completion(*names: str) -> Callable[[str], list[str]]:
+    """Return a function that completes an option with these values."""
+    return lambda incomplete: [name for name in names if name.lower().startswith(incomplete.lower())]
+
+
 def allocators(*more: str) -> Callable[[str], list[str]]:
     """Return a function that completes the name of an allocator.
 

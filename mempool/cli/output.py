@@ -9,8 +9,11 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mempool.cli.output_files import write_obstacle
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import Console
     from rich.text import Text
@@ -45,6 +48,12 @@ def require_bokeh(who: str) -> None:
         raise Stop(
             ExitCode.FAILED, f"{who} draws with bokeh, which is not installed: pip install 'mempool[show]'"
         )
+
+
+def require_writable(path: Path) -> None:
+    """Stop if no file can be written at a path, before a long work begins."""
+    if reason := write_obstacle(path):
+        raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 
 def error_line(message: str) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mempool.cli.options import Device, Json, Lenient, parsed
-from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress
-from mempool.cli.output_files import overwritten_file, write_obstacle
+from mempool.cli.options import Device, Json, Lenient, completion, parsed
+from mempool.cli.output import ExitCode, Stop, facts, percent, print_json, progress, require_writable
+from mempool.cli.output_files import overwritten_file
 from mempool.cli.variants import (
     describe_iterations,
     describe_rejected,
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from mempool.offline import InputFile, OfflinePlanner, PlannedInput
     from mempool.planning.plan_files import SavedPlans
     from solvers import Plan, Progress
-
-
-def _solvers(incomplete: str) -> list[str]:
-    from solvers import SOLVERS
-
-    return [name for name in SOLVERS if name.startswith(incomplete)]
 
 
 def plan(
@@ -52,7 +46,7 @@ def plan(
     solver: Annotated[
         str,
         typer.Option(
-            autocompletion=_solvers,
+            autocompletion=completion("auto", "greedy"),
             help="auto, or greedy: auto without the complete searches.",
         ),
     ] = "auto",
@@ -239,8 +233,7 @@ def _check_output(output: Path | None, trace: Path) -> None:
         return
     if overwritten_file([trace], [output]) is not None:
         raise typer.BadParameter("the plan would overwrite the trace")
-    if reason := write_obstacle(output):
-        raise Stop(ExitCode.FILE, f"{output}: {reason}")
+    require_writable(output)
 
 
 def _check_fits(output: Path | None, given: InputFile) -> None:

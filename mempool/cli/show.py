@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mempool.cli.options import Frames, Json, Lenient, allocators, parsed
-from mempool.cli.output import ExitCode, Stop, facts, print_caveats, print_json, progress, require_bokeh
-from mempool.cli.output_files import overwritten_file, write_obstacle
+from mempool.cli.output import (
+    ExitCode,
+    Stop,
+    facts,
+    print_caveats,
+    print_json,
+    progress,
+    require_bokeh,
+    require_writable,
+)
+from mempool.cli.output_files import overwritten_file
 from mempool.units import binary
 
 if TYPE_CHECKING:
@@ -84,8 +93,7 @@ def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
     if path := overwritten_file(inputs, outputs):
         raise typer.BadParameter(f"{path} would take the place of another file of this command")
     for path in outputs:
-        if reason := write_obstacle(path):
-            raise Stop(ExitCode.FILE, f"{path}: {reason}")
+        require_writable(path)
 
 
 def _scene(

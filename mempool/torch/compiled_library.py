@@ -60,15 +60,31 @@ class Source(NamedTuple):
         return self.path.stem
 
     def build(self) -> Path:
-        """Return the library for the imported torch, built if necessary.
+        """Return the library for the imported torch, built if necessary; a built one needs no compiler.
 
         Raises:
             UsageError: the compiler is missing or fails; the message gives the remedy.
         """
         import torch
 
+        version = torch.__version__, torch.version.git_version
+        texts = [path.read_bytes() for path in (self.path, *map(self.path.with_name, self.headers))]
+        told = repr((*texts, *version, FLAGS, self.libraries, os.uname().machine))
+        mark = hashlib.sha256(told.encode()).hexdigest()[:16]
+        name = f"{self.name}-torch-{torch.__version__}-{mark}.so"
+        built = _folder(name) / name
+        if not built.exists():
+            command = self._command()
+            log.info("building the %s for PyTorch %s", self.name, torch.__version__)
+            self._compile(command, built)
+        return built
+
+    def _command(self) -> list[str]:
+        """Return the compiler's command, without the output."""
+        import torch
+
         root = Path(torch.__file__).parent
-        command = [
+        return [
             *compiler(),
             *FLAGS,
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
@@ -78,16 +94,6 @@ class Source(NamedTuple):
             f"-L{root / 'lib'}",
             *(f"-l{name}" for name in self.libraries),
         ]
-        version = torch.__version__, torch.version.git_version
-        texts = [path.read_bytes() for path in (self.path, *map(self.path.with_name, self.headers))]
-        told = repr((*texts, *version, FLAGS, self.libraries, os.uname().machine))
-        mark = hashlib.sha256(told.encode()).hexdigest()[:16]
-        name = f"{self.name}-torch-{torch.__version__}-{mark}.so"
-        built = _folder(name) / name
-        if not built.exists():
-            log.info("building the %s for PyTorch %s", self.name, torch.__version__)
-            self._compile(command, built)
-        return built
 
     def load(self) -> ctypes.CDLL:
         """Load the library; rebuild a library that is damaged, as by a crash or a full disk.

@@ -84,8 +84,6 @@ class SearchOptions:
     columns: int = 32
     #: Largest number of column counts tried.
     column_counts: int = 4
-    #: Fraction of the limits for the first round, in which most column counts are settled.
-    first_round: float = 1 / 8
     #: Nodes for the first estimate of the arena with each column count: some milliseconds.
     estimate_nodes: int = 4_000_000
     #: Divisor of the node budget for one first estimate.

@@ -52,25 +52,15 @@ class Attempts:
         columns: the numbers of columns to try, the most promising first.
         stop: limits of all attempts together.
         total: work and time of all attempts so far.
-        rounds: make the first of two rounds short, so that a slow attempt leaves time for the others, and
-            attempts that end early leave their share to slow ones.
     """
 
-    def __init__(self, columns: Sequence[int], stop: Stop, total: ProgressTotal, *, rounds: bool) -> None:
+    def __init__(self, columns: Sequence[int], stop: Stop, total: ProgressTotal) -> None:
         self._columns, self._stop, self._total = columns, stop, total
-        self._shares = (OPTIONS.first_round, 1.0) if rounds and len(columns) > 1 else (1.0,)
         self._plans = dict[int, Plan]()
 
     def __iter__(self) -> Iterator[tuple[int, Stop]]:
-        for share in self._shares:
-            waiting = [columns for columns in self._columns if not self._ended(columns)]
-            for k, columns in enumerate(waiting):
-                part = self._part(share / (len(waiting) - k if share == 1 else len(waiting)))
-                if columns not in self._plans or 0 not in (part.nodes, part.seconds):
-                    yield columns, part
-
-    def _ended(self, columns: int) -> bool:
-        return columns in self._plans and self._plans[columns].stopped_by not in ("nodes", "time")
+        for k, columns in enumerate(self._columns):
+            yield columns, self._part(1 / (len(self._columns) - k))
 
     def _part(self, share: float) -> Stop:
         """Return limits that are this share of the remaining limits."""
@@ -83,10 +73,8 @@ class Attempts:
         )
 
     def add(self, columns: int, plan: Plan) -> None:
-        """Record an attempt's plan; replaces the earlier plan unless the new arena is larger."""
-        earlier = self._plans.get(columns)
-        if earlier is None or _arena(plan) <= _arena(earlier):
-            self._plans[columns] = plan
+        """Record an attempt's plan."""
+        self._plans[columns] = plan
 
     @property
     def best(self) -> Plan | None:

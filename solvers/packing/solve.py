@@ -114,10 +114,9 @@ def _solve_columns(
     enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
     report = total.callback(lambda attempt: bound if several else attempt)
-    proofs = several and request.solver == "auto" and few
-    if proofs:
+    if several and request.solver == "auto" and few:
         tried = sorted(tried, key=lambda columns: _estimate_arena(request, columns, stop, total))
-    attempts = Attempts(tried, stop, total, rounds=proofs)
+    attempts = Attempts(tried, stop, total)
 
     def better(plan: Plan) -> None:
         best = attempts.best

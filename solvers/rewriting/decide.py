@@ -86,7 +86,7 @@ class Decider:
     def decide(self, limit_bytes: int) -> Decision:
         """Return the shortest step found within a limit, see the function `decide`."""
         if self.unchanged.peak_bytes <= limit_bytes:
-            return self._decision(limit_bytes, Rewriting(), "nothing", self.unchanged)
+            return Decision(limit_bytes, Rewriting(), "nothing", self.unchanged)
         fits: list[Decision] = []
         for target in self._limits(limit_bytes):
             self._known += self._decisions(target)
@@ -97,7 +97,7 @@ class Decider:
             least = self.least()[0]
             raise PlanError(self._refusal(limit_bytes), least if limit_bytes < least else None)
         best = min(fits, key=lambda made: made.cost)
-        return self._decision(limit_bytes, best.rewriting, best.method, best.simulation)
+        return Decision(limit_bytes, best.rewriting, best.method, best.simulation)
 
     def _limits(self, limit: int) -> Iterator[int]:
         """Yield the limits to search: if the host is small, only a schedule of a lower limit may fit."""
@@ -118,7 +118,7 @@ class Decider:
         """
         converted = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
         rewriting = Rewriting(converted.offloads(_everything(converted)))
-        made = self._decision(0, rewriting, "everything", self._simulated(rewriting))
+        made = Decision(0, rewriting, "everything", self._simulated(rewriting))
         if self.host_limit is not None and made.host_bytes > self.host_limit:
             raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
         return made
@@ -166,13 +166,13 @@ class Decider:
             schedule, method = _everything(converted), "everything"
         rewriting = Rewriting(converted.offloads(schedule), chosen)
         method = f"{method}, {len(chosen)} recomputed" if chosen else method
-        made = self._decision(limit, rewriting, method, self._simulated(rewriting))
+        made = Decision(limit, rewriting, method, self._simulated(rewriting))
         return self._with_early_offloads(made) if made.stall_seconds > 0 else made
 
     def _with_early_offloads(self, made: Decision) -> Decision:
         """Begin copies out while the values are still read, if that makes nothing worse."""
         rewriting = offload_early(self.graph, made.rewriting, self.link)
-        early = self._decision(
+        early = Decision(
             made.limit_bytes, rewriting, f"{made.method}, offloaded early", self._simulated(rewriting)
         )
         worse = early.cost >= made.cost or not self._holds(early, max(made.limit_bytes, made.peak_bytes))
@@ -185,10 +185,6 @@ class Decider:
     def _simulated(self, rewriting: Rewriting) -> Simulation:
         rewritten = self.overhead.applied_to(apply_rewriting(self.graph, rewriting))
         return simulate(rewritten, self.link, outside_bytes=self.outside_bytes)
-
-    def _decision(self, limit: int, rewriting: Rewriting, method: str, simulation: Simulation) -> Decision:
-        plain = self.unchanged
-        return Decision(limit, rewriting, simulation, plain.peak_bytes, plain.seconds, method)
 
     def _refusal(self, limit: int) -> str:
         g = self.graph

@@ -104,18 +104,14 @@ class Decision:
     Attributes:
         limit_bytes: the requested limit.
         rewriting: the decisions.
-        simulation: the simulated execution of the rewritten graph.
-        plain_peak_bytes: the peak without rewriting.
-        plain_seconds: the seconds of a step without rewriting.
         method: the method that made the decision.
+        simulation: the simulated execution of the rewritten graph.
     """
 
     limit_bytes: int
     rewriting: Rewriting
-    simulation: Simulation
-    plain_peak_bytes: int
-    plain_seconds: float
     method: str
+    simulation: Simulation
 
     @property
     def peak_bytes(self) -> int:
@@ -133,21 +129,6 @@ class Decision:
         return self.simulation.stall_seconds
 
     @property
-    def recomputed_seconds(self) -> float:
-        """Seconds of recomputed operations."""
-        return self.simulation.recomputed_seconds
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes copied to the host."""
-        return self.simulation.moved_bytes
-
-    @property
-    def returned_bytes(self) -> int:
-        """Bytes copied to the device."""
-        return self.simulation.returned_bytes
-
-    @property
     def host_bytes(self) -> int:
         """Most bytes on the host."""
         return self.simulation.host_bytes
@@ -155,7 +136,7 @@ class Decision:
     @property
     def cost(self) -> tuple[float, int]:
         """Sort key among decisions that fit: seconds, then bytes moved in both directions."""
-        return self.seconds, self.moved_bytes + self.returned_bytes
+        return self.seconds, self.simulation.moved_bytes + self.simulation.returned_bytes
 
 
 @dataclass(frozen=True)

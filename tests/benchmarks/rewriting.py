@@ -99,10 +99,8 @@ def decided(graph: Graph, limit: float, *, again: bool = True) -> Decision | str
         return str(error)
 
 
-def slower(made: Decision | str) -> str:
-    return (
-        "cannot" if isinstance(made, str) else percent(made.seconds - made.plain_seconds, made.plain_seconds)
-    )
+def slower(made: Decision | str, plain: float) -> str:
+    return "cannot" if isinstance(made, str) else percent(made.seconds - plain, plain)
 
 
 def row_of(graph: Graph, limit: float, *first: object) -> None:
@@ -113,17 +111,18 @@ def row_of(graph: Graph, limit: float, *first: object) -> None:
     if isinstance(ours, str):
         row(*first, gb(limit), "cannot", ours)
         return
+    plain = simulate(graph, TWELVE)
     row(
         *first,
         gb(limit),
-        f"{ours.plain_seconds:.3f}",
-        gb(ours.plain_peak_bytes),
-        slower(ours),
-        percent(ours.stall_seconds, ours.plain_seconds),
-        percent(ours.recomputed_seconds, ours.plain_seconds),
-        slower(decided(graph, limit, again=False)),
-        percent(bound(graph, limit), ours.plain_seconds),
-        gb(ours.moved_bytes),
+        f"{plain.seconds:.3f}",
+        gb(plain.peak_bytes),
+        slower(ours, plain.seconds),
+        percent(ours.stall_seconds, plain.seconds),
+        percent(ours.simulation.recomputed_seconds, plain.seconds),
+        slower(decided(graph, limit, again=False), plain.seconds),
+        percent(bound(graph, limit), plain.seconds),
+        gb(ours.simulation.moved_bytes),
         f"{spent:.1f}",
     )
 

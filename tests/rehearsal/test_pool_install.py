@@ -331,15 +331,16 @@ def test_free_never_waits_for_the_device() -> None:
 @alone
 def test_memory_fraction_holds_for_the_next_pool_beside_the_users_bound() -> None:
     pool = install(max_reserved=100 * MIB)
+    bound = torch.cuda.get_device_properties(1).total_memory // 1024
     for device in range(2):
-        torch.cuda.set_per_process_memory_fraction(50 * MIB / (1 << 40), device)
+        torch.cuda.set_per_process_memory_fraction(1 / 1024, device)
     tensor(MIB, "cuda:1")
     assert pool.index == 1
-    assert pool.core.stats()["max_reserved_bytes"] == 50 * MIB
+    assert pool.core.stats()["max_reserved_bytes"] == bound < 100 * MIB
     pool.close()
     second = install(max_reserved=100 * MIB)
     tensor(MIB, "cuda:1")
-    assert second.core.stats()["max_reserved_bytes"] == 50 * MIB
+    assert second.core.stats()["max_reserved_bytes"] == bound
     torch.cuda.set_per_process_memory_fraction(1.0, 1)
     assert second.core.stats()["max_reserved_bytes"] == 100 * MIB
 

@@ -67,7 +67,7 @@ def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
 def test_decision_without_host_memory_recomputes():
     graph, link = chain(12), Link.of_rate(1e9)
     made = Decider(graph, link, host_limit=0).decide(simulate(graph, link).peak_bytes * 3 // 4)
-    assert made.host_bytes == made.moved_bytes == 0
+    assert made.host_bytes == made.simulation.moved_bytes == 0
     assert made.rewriting.recomputed
 
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mempool.cli.options import allocators
-from mempool.cli.output import ExitCode, Stop, print_json, progress
-from mempool.cli.output_files import write_obstacle
+from mempool.cli.options import allocators, completion
+from mempool.cli.output import ExitCode, Stop, print_json, progress, require_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mempool.cli.fit.arguments import FitRequest
     from mempool.cli.fit.compute import SizeResult
 
@@ -38,18 +35,11 @@ _TASKS = (
 _MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
 
-def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.lower().startswith(incomplete.lower())]
-
-    return complete
-
-
 def complete_cards(incomplete: str) -> list[str]:
     """Return names of GPUs with a prefix."""
     from mempool.hardware.gpu_memory import CARDS
 
-    return _completion([card.name for card in CARDS])(incomplete)
+    return completion(*(card.name for card in CARDS))(incomplete)
 
 
 def complete_targets(incomplete: str) -> list[str]:
@@ -58,7 +48,7 @@ def complete_targets(incomplete: str) -> list[str]:
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2"]
     scripts = [str(path) for path in sorted(Path().glob(f"{incomplete}*.py"))]
-    return scripts + _completion([f"transformers:{name}" for name in (*usual, *SHAPES)])(incomplete)
+    return scripts + completion(*(f"transformers:{name}" for name in (*usual, *SHAPES)))(incomplete)
 
 
 def fit(
@@ -83,7 +73,7 @@ def fit(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(autocompletion=_completion(_TASKS), help="What a model of transformers is for."),
+        typer.Option(autocompletion=completion(*_TASKS), help="What a model of transformers is for."),
     ] = None,
     limit: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of the device: 24GiB.")] = None,
     card: Annotated[
@@ -95,7 +85,7 @@ def fit(
     mode: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_completion(("train", "inference")),
+            autocompletion=completion("train", "inference"),
             help="train, the default, or inference: without gradients.",
         ),
     ] = None,
@@ -103,7 +93,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=_completion(_OPTIMIZERS),
+            autocompletion=completion(*_OPTIMIZERS),
             help="adamw, sgd+momentum, ...",
         ),
     ] = None,
@@ -111,7 +101,7 @@ def fit(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=_completion(_LOSSES),
+            autocompletion=completion(*_LOSSES),
             help="cross-entropy, mse, ...",
         ),
     ] = None,
@@ -130,7 +120,7 @@ def fit(
     device: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_completion(("cuda", "cpu")),
+            autocompletion=completion("cuda", "cpu"),
             help="What it would run on: cuda, the default, or cpu.",
         ),
     ] = None,
@@ -155,7 +145,7 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="NAME=SIZE",
-            autocompletion=_completion([f"{name}=" for name in _MARGINS]),
+            autocompletion=completion(*(f"{name}=" for name in _MARGINS)),
             help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
         ),
     ] = None,
@@ -220,8 +210,7 @@ def _check_trace(trace: Path | None, *, sweep: bool) -> None:
         return
     if sweep:
         raise typer.BadParameter("--trace is of one size, not of a sweep")
-    if reason := write_obstacle(trace):
-        raise Stop(ExitCode.FILE, f"{trace}: {reason}")
+    require_writable(trace)
 
 
 def _fit_sizes(request: FitRequest) -> list[SizeResult]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mempool.cli.fit.command import complete_cards
-from mempool.cli.output import ExitCode, Stop, error_line, print_json
-from mempool.cli.output_files import write_obstacle
+from mempool.cli.options import completion
+from mempool.cli.output import ExitCode, Stop, error_line, print_json, require_writable
 from mempool.cli.run.command import check_files, refuse_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from mempool.cli.rehearse.arguments import Request
     from mempool.offline import InputFile
@@ -29,11 +29,6 @@ def complete_allocators(incomplete: str) -> list[str]:
 
     named, _, last = incomplete.rpartition(",")
     return [",".join(filter(None, (named, name))) for name in ALLOCATORS if name.startswith(last)]
-
-
-def _complete(*names: str) -> Callable[[str], list[str]]:
-    """Return the completion of an option with these values."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def rehearse(
@@ -93,7 +88,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="zero|random",
-            autocompletion=_complete("zero", "random"),
+            autocompletion=completion("zero", "random"),
             help="The values that the program reads from the device.",
         ),
     ] = "zero",
@@ -101,7 +96,7 @@ def rehearse(
         str,
         typer.Option(
             metavar="none|all",
-            autocompletion=_complete("none", "all"),
+            autocompletion=completion("none", "all"),
             help="The elements that masks select whose values are unknown.",
         ),
     ] = "none",
@@ -161,8 +156,8 @@ def rehearse_request(request: Request, trace: Path | None, *, json: bool) -> Non
     Raises:
         Stop: the program cannot be rehearsed, fails, or does not fit.
     """
-    if trace is not None and (reason := write_obstacle(trace)):
-        raise Stop(ExitCode.FILE, f"{trace}: {reason}")
+    if trace is not None:
+        require_writable(trace)
     check_program(request.program)
     from mempool.cli.rehearse import render
     from mempool.cli.rehearse.runs import rehearse_all

@@ -15,8 +15,8 @@ import typer
 
 from mempool.cli.help import Command
 from mempool.cli.options import parsed
-from mempool.cli.output import ExitCode, Stop, require_bokeh
-from mempool.cli.output_files import overwritten_file, write_obstacle
+from mempool.cli.output import ExitCode, Stop, require_bokeh, require_writable
+from mempool.cli.output_files import overwritten_file
 from mempool.cli.run import exec as launch
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def _writable(path: Path | None) -> str | None:
     """Return the absolute path, since the program may change its folder; refuse an unwritable path now."""
     if path is None:
         return None
-    if reason := write_obstacle(path):
-        raise Stop(ExitCode.FILE, f"{path}: {reason}")
+    require_writable(path)
     return str(path.absolute())
 
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mempool.cli.options import Device, Json, Lenient, parsed
-from mempool.cli.output import ExitCode, Stop, error_line, print_json, progress, write_json
-from mempool.cli.output_files import overwritten_file, write_obstacle
+from mempool.cli.output import (
+    ExitCode,
+    Stop,
+    error_line,
+    print_json,
+    progress,
+    require_writable,
+    write_json,
+)
+from mempool.cli.output_files import overwritten_file
 
 if TYPE_CHECKING:
     from solvers.swap import Link, Step
@@ -91,10 +99,10 @@ def swap(
     most_host = parsed("--host", parse_memory, host)
     limits = [parsed("--limit", parse_limit, text) or Limit() for text in limit or ()]
     assert chosen_link is not None
-    if output is not None and overwritten_file([trace], [output]) is not None:
-        raise typer.BadParameter("the moves would overwrite the trace")
-    if output is not None and (reason := write_obstacle(output)):
-        raise Stop(ExitCode.FILE, f"{output}: {reason}")
+    if output is not None:
+        if overwritten_file([trace], [output]) is not None:
+            raise typer.BadParameter("the moves would overwrite the trace")
+        require_writable(output)
     step, selection = _step(trace, rate, whole=whole, lenient=lenient, device=device)
     with progress("planning") as report:
         schedules = SwapSchedules(step, selection, chosen_link, least_bytes=smallest, host_limit=most_host)

@@ -142,10 +142,14 @@ int make_room(std::size_t bytes, int device, std::intptr_t stream, void** addres
   const Presence::Here here;
   if (has_pool(device)) return 0;
   Client* const client = client_of(device);
-  if (client == nullptr) return 0;
-  *address = pointer_to(client->allocate_in_hole(bytes, stream));
+  if (client != nullptr) *address = pointer_to(client->allocate_in_hole(bytes, stream));
   if (*address != nullptr) return 1;
-  return client->pool().arena_bytes() != 0 && client->give_back(true) ? 2 : 0;
+  bool released = false;
+  hook_.each([&](Client& one) {  // closed ones too: the last range of their arena may have waited for an event
+    Pool& pool = one.pool();
+    released = (pool.source().device().is(device) && pool.arena_bytes() != 0 && one.give_back(true)) || released;
+  });
+  return released ? 2 : 0;
 }
 
 void hold(int device, bool held) noexcept {
