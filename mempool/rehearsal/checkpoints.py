@@ -21,6 +21,7 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _SAVER, _LOADER = (f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader"))
 #: Modules after whose import `Redirection.patch_distributed` is called.
 MODULES = (_SAVER, _LOADER)
+_lstat = os.lstat  # a redirection replaces that of the module
 #: Bytes of tensors from which a checkpoint is left out altogether.
 _TOO_LARGE = 1 << 30
 
@@ -70,8 +71,13 @@ class Redirection:
 
     def _place_of_others(self, name: str) -> Path | None:
         """Return the place of a file that another process wrote, or None."""
-        place = self._place(name)
-        return place if place.exists() else None
+        try:
+            _lstat(self._folder)
+            place = self._place(name)
+            _lstat(place)
+        except OSError:
+            return None
+        return place
 
     def matters(self, path: Path, mode: str) -> bool:
         """Return true if a file is redirected that the program opens for writing in a mode."""
@@ -135,10 +141,12 @@ class Redirection:
         return call
 
     def patch_files(self) -> None:
-        """Patch Python's functions that open, rename, copy and remove files."""
+        """Patch Python's functions that open, rename, copy and remove files, and ask for their state."""
         opening = self._opening(builtins.open)
         for module in (builtins, io):
             self._patch(module, "open", opening)
+        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate"):
+            self._patch(os, name, self._knowing(getattr(os, name)))
         for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
             self._patch(module, name, self._keeping(getattr(module, name)))
         # A checkpoint under a temporary name gets its own name later, or is copied.
@@ -152,6 +160,9 @@ class Redirection:
             self._patch(module, name, self._renaming(getattr(module, name)))
 
     def _patch(self, module: Any, name: str, function: Any) -> None:
+        for functions in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+            if getattr(module, name) in functions:
+                functions.add(function)
         self._replaced.append((module, name, getattr(module, name)))
         setattr(module, name, function)
 
@@ -167,6 +178,14 @@ class Redirection:
                 writes = any(letter in mode for letter in "wax+")
                 path = self.moved(path) if writes and self.matters(Path(path), mode) else self.known(path)
             return function(path, mode, *args, **options)
+
+        return call
+
+    def _knowing(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            known = path if options.get("dir_fd") is not None else self.known(path)
+            return function(known, *args, **options)
 
         return call
 

@@ -84,22 +84,14 @@ class NewFiles(Redirection):
         return True
 
     def patch_files(self) -> None:
-        """Patch also what makes folders, links and files by number, and what asks for the state of a file."""
+        """Patch also what makes folders, links, and files by number."""
         super().patch_files()
         self._patch(os, "open", self._opening_by_flags(os.open))
-        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate"):
-            self._patch(os, name, self._knowing(getattr(os, name)))
         self._patch(os, "mkdir", self._noting(os.mkdir, 0))
         self._patch(os, "symlink", self._noting(os.symlink, 1))
         for name in ("rename", "replace"):
             self._patch(os, name, self._moving(getattr(os, name)))
         self._patch(shutil, "rmtree", self._dropping(shutil.rmtree))
-
-    def _patch(self, module: Any, name: str, function: Any) -> None:
-        for functions in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
-            if getattr(module, name) in functions:
-                functions.add(function)
-        super()._patch(module, name, function)
 
     def _opening_by_flags(self, function: Any) -> Any:
         @functools.wraps(function)
@@ -109,14 +101,6 @@ class NewFiles(Redirection):
                 makes = flags & os.O_CREAT and self._is_ours(name) and self._is_new(name)
                 path = self.moved(path) if makes else self.known(path)
             return function(path, flags, mode, dir_fd=dir_fd)
-
-        return call
-
-    def _knowing(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            known = path if options.get("dir_fd") is not None else self.known(path)
-            return function(known, *args, **options)
 
         return call
 

@@ -60,8 +60,9 @@ def _unless_exchanged(dist: Any, exchange: Any, keep: Any, *args: Any, **options
 
 
 def _replace(dist: Any, name: str, function: Any) -> None:
-    for module in (dist, dist.distributed_c10d):
-        setattr(module, name, function)
+    for module in (dist, dist.distributed_c10d, dist.device_mesh):
+        if hasattr(module, name):
+            setattr(module, name, function)
 
 
 def pretend(ranks: int) -> None:

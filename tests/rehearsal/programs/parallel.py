@@ -6,6 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +16,7 @@ model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cu
 if kind == "dp":
     model = torch.nn.DataParallel(model)
 else:
-    dist.init_process_group("nccl")
+    init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))  # makes the process group
     assert [dist.get_rank(), dist.get_world_size()] == [int(os.environ[x]) for x in ("RANK", "WORLD_SIZE")]
     on_host, objects, size = dist.new_group(backend="gloo"), [None] * dist.get_world_size(), [0]
     for group in (None, on_host):
