@@ -85,6 +85,8 @@ def graphs(_: mempool.torch.TensorPool) -> None:
 def autograd_threads(pool: mempool.torch.TensorPool) -> None:
     """Backward passes run in threads of PyTorch's; several of ours beside them give the same sums."""
     sums: dict[int, float] = {}
+    # A forked process makes its engine anew at the first backward pass, which no two threads may begin.
+    torch.ones(1, device="cuda", requires_grad=True).sum().backward()
 
     def work(number: int) -> None:
         weight = torch.full((1024, 1024), 0.5, device="cuda", requires_grad=True)
