@@ -14,11 +14,11 @@ struct IterationResult {
 
 class IterationResults {
  public:
-  // iterations whose times count: their fastest, or their median, is no matter of other work on the machine for some
-  // of them. With eight, two processes beside a test run withdrew a plan of steps of 1 ms.
+  // Iterations whose times count: so many that other work on the machine does not slow all of them. With eight, two
+  // processes beside a test run had a plan of steps of 1 ms withdrawn.
   static constexpr std::size_t kKept = 64;
   static constexpr std::size_t kJudged = 4;     // iterations whose hits count
-  // iterations before the planner judges: another variant may be planned, and the arena's pages have to be touched
+  // iterations before the planner judges hits: another variant may be planned, and the arena's pages have to be touched
   static constexpr std::size_t kLearning = 16;
   static constexpr double kLeastHitRate = 0.6;  // below, search and misses cost more than the hits save
 
