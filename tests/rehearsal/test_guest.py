@@ -430,6 +430,46 @@ def test_planned_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None
 
 
 @alone
+def test_stream_recorded_while_a_private_pool_is_active_is_kept_by_the_plan_alone() -> None:
+    """PyTorch's own allocator forgets it at the free and reuses the memory at once, with and without the guest.
+
+    A stream that is recorded while any thread has a private pool or captures a graph counts as a use by a graph.
+    """
+    side = torch.cuda.Stream()
+    host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()
+
+    def reuses(record: bool = True) -> bool:
+        """Return true if the next tensor has the address of one that another stream uses."""
+        source = host.to("cuda", non_blocking=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.use_mem_pool(private):
+            if record:
+                driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5)
+                source.record_stream(side)
+            address = source.data_ptr()
+            del source
+        made = tensor(MIB)
+        return bool(made.data_ptr() == address)
+
+    private = torch.cuda.MemPool()
+    native = reuses()
+    torch.cuda.synchronize()
+    pool = install()
+    assert reuses() == native
+    torch.cuda.synchronize()
+    for _ in range(12):
+        pool.step()
+        again = reuses(record=False)
+        pool.plan_now()
+    hits = values(pool)["hits"]
+    pool.step()
+    assert again
+    assert not reuses()
+    assert values(pool)["hits"] == hits + 1
+    assert driver().faults == []
+
+
+@alone
 def test_native_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
     pool = install()
     side = torch.cuda.Stream()
