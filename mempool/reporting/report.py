@@ -41,7 +41,7 @@ _SWAPPING = (
     ("waited_seconds", "seconds waited"),
     ("on_demand", "fetched on demand"),
     ("evicted", "evicted at once"),
-    ("over", "operations over the limit"),
+    ("over_limit", "operations over the limit"),
     ("beyond_bytes", "reserved beyond the limit"),
     ("host_peak_bytes", "host memory at most"),
     ("host_full", "copies without room there"),

@@ -431,9 +431,9 @@ def test_planned_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None
 
 @alone
 def test_stream_recorded_while_a_private_pool_is_active_is_kept_by_the_plan_alone() -> None:
-    """PyTorch's own allocator forgets it at the free and reuses the memory at once, with and without the guest.
+    """With and without the guest, PyTorch's own allocator forgets the stream and reuses the memory at once.
 
-    A stream that is recorded while any thread has a private pool or captures a graph counts as a use by a graph.
+    It takes a stream recorded while any thread has a private pool or captures for a stream of a graph.
     """
     side = torch.cuda.Stream()
     host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 MOST = 1 << 20  #: bytes of the largest tensor
 SIZES = (100, 5000, 70_000, 300_000, MOST, MOST)
-#: Held where a thread captures a graph, has a private pool or waits for the device, which CUDA does not bear at once, and
-#: where a stream is recorded, which PyTorch's own allocator forgets if any thread captures or has a private pool.
+#: Held where a thread captures a graph, has a private pool or waits for the device, which CUDA does not bear
+#: at once, and where a stream is recorded, which PyTorch's own allocator forgets during the former two.
 _CAPTURING = threading.RLock()
 
 

@@ -41,6 +41,6 @@ def passes(pool: Any, act: Any) -> int:
     """How many of the last one's operations were not seen, after they could have been learned."""
     for _ in range(2):
         act()
-    before = bypass_of(pool).passed
+    before = bypass_of(pool).skipped_operations
     act()
-    return int(bypass_of(pool).passed - before)
+    return int(bypass_of(pool).skipped_operations - before)

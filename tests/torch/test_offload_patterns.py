@@ -100,8 +100,8 @@ def test_more_variants_than_schedules_end_planning() -> None:
 
 
 def program(*functions: object, sizes: tuple[int, ...] = ()) -> Any:
-    born = [(at, at, size) for at, size in enumerate(sizes)]
-    return SimpleNamespace(recording=RecordedIteration(functions=list(functions), born=born))
+    births = [(at, at, size) for at, size in enumerate(sizes)]
+    return SimpleNamespace(recording=RecordedIteration(functions=list(functions), births=births))
 
 
 def kept(*programs: OffloadSchedule) -> tuple[PatternRegistry, list[Any]]:
@@ -169,4 +169,4 @@ def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
         assert mode.counts.iteration_out_bytes >= 8 * size
         assert mode.counts.iteration_in_bytes <= size  # of `x` alone
         assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule
-        assert mode.counts.over == 0
+        assert mode.counts.over_limit == 0

@@ -245,7 +245,7 @@ class TestOpFootprints:
         assert OpFootprints().footprint(torch.ops.aten.add.Tensor, (x, x), {}, 64).result_bytes == 64
 
     def test_ample_headroom_skips_the_prediction(self) -> None:
-        footprints = OpFootprints(spare=lambda: 1 << 20)
+        footprints = OpFootprints(spare_bytes=lambda: 1 << 20)
         x, add = torch.ones(4), torch.ops.aten.add.Tensor
         first = footprints.footprint(add, (x, x), {}, 16)
         assert first.result_bytes == 16
@@ -278,7 +278,7 @@ class TestOpFootprints:
             assert footprints.footprint(func, (y,), {}, 2000).result_bytes == 1000
 
     def test_growing_operation_is_always_predicted(self) -> None:
-        footprints = OpFootprints(spare=lambda: 1 << 20)
+        footprints = OpFootprints(spare_bytes=lambda: 1 << 20)
         x, repeat = torch.ones(4), torch.ops.aten.repeat.default
         for many in (100, 200):
             footprint = footprints.footprint(repeat, (x, [many]), {}, 16)
@@ -301,7 +301,9 @@ class TestOpFootprints:
         counters.begin()
         begun, most = live(before), max(live(at)["current"] for at in range(before, len(changes) + 1))
         client.stats = lambda: {"live": live(len(changes))}
-        assert most - begun["current"] <= counters.taken() <= live(len(changes))["total"] - begun["total"]
+        assert (
+            most - begun["current"] <= counters.taken_bytes() <= live(len(changes))["total"] - begun["total"]
+        )
 
 
 class FailingMode(TorchDispatchMode):

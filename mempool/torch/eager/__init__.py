@@ -61,15 +61,15 @@ class OffloadSession:
         self.mode.storages.pin_aliases()
 
     def begin(self) -> None:
-        """Begin an iteration, as marked by the program; earlier operations belong to no iteration."""
+        """Begin an iteration that the program marks; earlier operations belong to no iteration."""
         self.mode.begin()
 
     def require_marks(self) -> None:
-        """Expect the program's marks of iterations; optimizer steps no longer end iterations."""
+        """End iterations at the program's marks only, no longer at optimizer steps."""
         self.mode.marked = True
 
     def mark(self) -> None:
-        """End an iteration, as marked by the program."""
+        """End an iteration that the program marks."""
         self.mode.marked = True
         self.mode.step()
 
@@ -78,7 +78,7 @@ class OffloadSession:
         return {**self.mode.values(), "host_bytes": self._engine.host_bytes}
 
     def cost(self) -> dict[str, Any] | None:
-        """Return the limit and its cost by the present schedule, for JSON; None without a schedule."""
+        """Return the limit and the present schedule's cost, for JSON; None without a schedule."""
         pattern, limit = self.mode.iterations.pattern, self.mode.limit_bytes
         if pattern is None or limit == UNDECIDED:
             return None
@@ -87,11 +87,11 @@ class OffloadSession:
         return {"limit_bytes": limit, "planned": planned, **cost}
 
     def end_at_exit(self) -> None:
-        """End for a process that exits, without memory beyond the limit for tensors that nobody reads.
+        """End offloading in a process that exits, without exceeding the limit.
 
-        On a GPU, offloaded storages stay on the host, and exit handlers reload them on demand. On the CPU
-        both sides are one memory, so all storages return: finalizers may use them even while the interpreter
-        shuts down, when PyTorch calls no dispatch mode any more.
+        On a GPU, offloaded storages stay on the host, and exit handlers reload them on demand. On the CPU,
+        host and device share one memory, so all storages are reloaded: finalizers may use them while the
+        interpreter shuts down, when PyTorch no longer calls dispatch modes.
         """
         if self.mode.storages.device == "cpu":
             self.end()
@@ -100,7 +100,7 @@ class OffloadSession:
             self.mode.stop()
 
     def end(self) -> None:
-        """Reload every storage and leave PyTorch; to be called in the thread that works with tensors."""
+        """Reload every storage and stop offloading; call this in the thread that works with tensors."""
         if self._ended or self._process != os.getpid():
             return  # a forked child goes on as is, with reloads on demand
         self._ended = True

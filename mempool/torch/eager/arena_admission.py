@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class ArenaAdmission:
-    """Makes room for the arena.
+    """Installation of the pool's arena within the limit.
 
-    An arena takes the peak of a whole iteration, in addition to all memory outside of the arena at that time.
-    So after an iteration by plan, all storages are evicted once. Persistent storages then return outside the
-    arena; the others return to their planned places in the arena, so the next iteration is like all later
-    ones. If all of this exceeds the limit, the moves are replanned for less and the pool learns the new
-    moves.
+    An arena has the peak size of a whole iteration, and coexists with all memory outside the arena. So after
+    an iteration that followed the schedule, all storages are evicted once. Persistent storages are then
+    reloaded outside the arena, the others at their planned addresses in the arena, so that all later
+    iterations use the same addresses. If arena and other memory exceed the limit, the schedule is replanned
+    for a lower limit, and the pool learns the new moves.
 
-    An iteration that differs, such as an evaluation, leaves storages at other addresses. So the addresses at
-    the end of an iteration by plan are remembered, and restored after an iteration that differed.
+    An iteration of another pattern, such as an evaluation, leaves storages at other addresses. So the
+    addresses at the end of a scheduled iteration are remembered, and restored after other iterations.
 
     Attributes:
         due: whether to call `install` before the next operation.
@@ -64,7 +64,7 @@ class ArenaAdmission:
         self.due = False
 
     def update(self, followed: OffloadPattern | None) -> None:
-        """Decide after an iteration whether to install an arena: none exists, or planned places are taken.
+        """Decide after an iteration whether to install an arena: none exists, or planned slots are occupied.
 
         Args:
             followed: the pattern that the whole iteration followed, if its moves are final.
@@ -104,13 +104,13 @@ class ArenaAdmission:
                 pattern.homes = {record.number: self._home(record) for record in self._resident()}
 
     def begin_iteration(self) -> None:
-        """Restore addresses before the next operation: the program used storages between two iterations."""
+        """Schedule a restore of addresses if the program used storages between two iterations."""
         pattern = self._iterations.pattern
         self.restores = pattern is not None and bool(pattern.homes) and self._iterations.holds_limit
         self.due |= self.restores
 
     def _may_fit(self, needed: int) -> bool:
-        """Return whether a larger arena may fit beside the storages outside, where the present one serves."""
+        """Return whether a larger arena and the storages outside the arena may fit within the limit."""
         pattern = self._iterations.pattern
         if pattern is None or not pattern.homes:
             return True
@@ -123,14 +123,14 @@ class ArenaAdmission:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the arena that is needed now cannot be had."""
+        """Return whether an arena of the size needed now was refused."""
         return 0 < self._refused == self._needed_before
 
     def _arena_sizes(self) -> tuple[int, int]:
         return self._client.state()["needed_bytes"], self._pool.stats()["arena_bytes"]
 
     def install(self, now: int) -> None:
-        """Install the arena before operation number `now`, whose arguments may leave the device, too."""
+        """Install the arena before operation number `now`; even that operation's arguments may be evicted."""
         self.due = False
         if self.restores:
             self._restore(now)
@@ -185,12 +185,12 @@ class ArenaAdmission:
         ]
 
     def _home(self, record: StorageRecord) -> tuple[int, int | None]:
-        """Return a storage's address on the device, and the place in the arena if planned there."""
+        """Return a storage's device address, and the offset in the arena if the storage is planned there."""
         address = address_of(record() if record.landing is None else record.landing)
         return address, self._client.planned_offset_of(address)
 
     def _restore(self, now: int) -> None:
-        """Move the storages to where they were after an iteration by plan, and evict all others."""
+        """Reload storages at their addresses after a scheduled iteration, and evict all others."""
         stays: list[StorageRecord] = []
         places: list[tuple[StorageRecord, int]] = []
         pattern, at_home = self._iterations.pattern, set[int]()
@@ -210,7 +210,10 @@ class ArenaAdmission:
         self._iterations.ignore_evictions()
 
     def _request_arena(self, short: int) -> bool:
-        """Request the arena and return the success; after vain replans, accept a small excess."""
+        """Request the arena and return whether the pool installed one.
+
+        Once replans failed, accept a small excess.
+        """
         if (
             0 < short <= self._headroom.limit_bytes // OPTIONS.admission_excess_divisor
             and self._accepts_excess
@@ -220,7 +223,7 @@ class ArenaAdmission:
         return short <= 0 and self._client.request_arena()
 
     def _missing_bytes(self, stays: list[StorageRecord], more: int) -> int:
-        """Return the bytes that are missing for `more` bytes of arena and the storages outside the arena."""
+        """Return the bytes by which `more` bytes of arena and the storages outside it exceed the limit."""
         stats = self._pool.stats()
         record: int = stats["reserved"]["current"] - stats["idle_bytes"]
         away = sum(record.rounded_bytes for record in stays if record.state == OFFLOADED)
@@ -231,7 +234,7 @@ class ArenaAdmission:
         self._client.enter_dynamic()
         try:
             for record in stays:
-                if not self.restores or record.rounded_bytes <= self._headroom.left():
+                if not self.restores or record.rounded_bytes <= self._headroom.remaining_bytes():
                     self._transfers.reload(record)
             for record, place in places:
                 if record.state == OFFLOADED:
@@ -242,7 +245,7 @@ class ArenaAdmission:
         self._transfers.wait_all()  # transfers keep storages alive, even unused ones
 
     def _warn(self, short: int) -> None:
-        """Warn once: replanned moves are refused arenas of other sizes, for the same reason."""
+        """Warn once: after a replan, an arena of another size is refused for the same reason."""
         log.log(
             logging.INFO if self._has_warned else logging.WARNING,
             "an arena of %s cannot be had within the limit of %s, %s are missing: iterations go on without",

@@ -1,13 +1,14 @@
 """Lets operations skip the dispatch mode while nothing has to move.
 
-For a small operation, handling by the mode in Python takes many times the operation's own time, without any
-benefit while a program stays clearly below the limit. So then the interposer (``interposer.cpp``) checks each
-operation first: an operation that the mode has seen with tensors of the same shapes, on the stream that all
-operations use, and with ample room, runs without the mode. The library keeps the order of the storages in
-use, so that all are known at once when room becomes scarce. Meanwhile, the pool plans as without a limit.
+The mode's handling in Python takes many times a small operation's own time, and is of no use while the
+program stays clearly below the limit. In that state, the interposer (``interposer.cpp``) checks each
+operation first. An operation runs without the mode if the mode has seen the operation with the same shapes,
+if the operation uses the usual stream, and if there is ample room. The interposer records the order in which
+storages are used, so that the mode knows that order when room becomes scarce. Meanwhile, the pool plans as
+without a limit.
 
-Once iterations follow the pool's plan, the mode stands by: it leaves the stack, and nothing is compared until
-a request departs from the plan or the pool lacks room.
+Once iterations follow the pool's plan, the mode stands by: the mode is off the stack, and the interposer
+compares nothing until a request departs from the plan or the pool lacks room.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _is_compiling() -> bool:
-    """Return whether the program has compiled functions, which run uncompiled under a dispatch mode only."""
+    """Return whether the program has compiled functions, which a dispatch mode would make run uncompiled."""
     return any(one is not None for one in torch._dynamo.eval_frame.cached_backends.values())
 
 
@@ -44,7 +45,7 @@ class Bypass:
 
     Attributes:
         is_open: whether operations skip the mode; nothing is evicted meanwhile.
-        is_standing_by: whether, moreover, the mode is off the stack, and nothing compares operations.
+        is_standing_by: whether the mode is also off the stack, and the interposer compares no operations.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Bypass:
     # --- opening and closing
 
     def record_peak(self, most: int) -> None:
-        """Record the peak of a seen iteration, in bytes; open the bypass after enough calm iterations."""
+        """Record the peak bytes of an iteration that the mode saw; open the bypass after enough low peaks."""
         counts, limit = self._counts, self._headroom.limit_bytes
         moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
         away = sum(
@@ -115,7 +116,7 @@ class Bypass:
         return self._headroom.limit_bytes // OPTIONS.bypass_reserve_divisor + self._storages.foreign_bytes
 
     def _reload_all(self) -> None:
-        """Reload all storages, and drop host copies, which unseen operations could make stale."""
+        """Reload all storages, and drop the host copies, since unseen operations may make them stale."""
         self._iterations.suspend()
         known = list(self._storages.records.values())
         self._admission.reload_to_places(known, [])
@@ -148,14 +149,17 @@ class Bypass:
             self._transfers.holds_all = self.is_open = False
 
     def end(self) -> None:
-        """Close the bypass for good."""
+        """Close the bypass permanently."""
         self.is_available = False
         self.close()
 
     # --- standing by
 
     def end_iteration(self) -> None:
-        """End an iteration; stand by after enough iterations by the pool's plan with the bypass open."""
+        """End an iteration.
+
+        Stand by after enough iterations that followed the pool's plan with an open bypass.
+        """
         if threading.get_ident() != self._transfers.thread:
             return
         before, self._misses = self._misses, self._client.misses()
@@ -170,13 +174,15 @@ class Bypass:
             return
         self._library.mempool_standby_end(id(self._mode))  # PyTorch may have restored the stack of before
         self._planned_iterations = self._planned_iterations + 1 if is_planned and self.is_open else 0
-        if self._planned_iterations >= self._required_planned and not (_is_compiling() or self._keeps()):
+        if self._planned_iterations >= self._required_planned and not (
+            _is_compiling() or self._keeps_addresses()
+        ):
             self.stand_by()
 
-    def _keeps(self) -> bool:
-        """Return whether the program has operations that keep addresses, which the mode must see."""
+    def _keeps_addresses(self) -> bool:
+        """Return whether an operation of the program keeps addresses: the mode must see such programs."""
         traits = [one for one in list(self._mode.traits.by_id.values()) if not one.may_be_followed]
-        return any(one.effects is not None and one.effects.keeps for one in traits)
+        return any(one.effects is not None and one.effects.retains_tensors for one in traits)
 
     def stand_by(self) -> None:
         """Take the mode off the stack until the program needs more memory."""
@@ -209,19 +215,19 @@ class Bypass:
     # --- operations seen while the bypass is open
 
     def lacks(self, more: int) -> bool:
-        """Return whether room lacks for the part of `more` bytes that has no place in the pool's plan."""
+        """Return whether the pool lacks room for the part of `more` bytes that its plan does not contain."""
         return bool(self._library.mempool_bypass_lacks(self._reserve_bytes(), more))
 
     def learn(self, traits: OperatorTraits, footprint: int) -> None:
-        """Let later operations like this seen one skip the mode, if the traits allow; `need`: footprint."""
+        """Let later operations with the same traits and footprint skip the mode, if the traits allow that."""
         if (schema := getattr(traits.function, "_schema", None)) is not None:
             name, overload = schema.name.encode(), schema.overload_name.encode()
-            blank = traits.effects is not None and traits.effects.blank
+            blank = traits.effects is not None and traits.effects.leaves_unwritten
             views, bytes_ = (traits.views, footprint) if traits.may_pass else (False, -1)
             self._library.mempool_bypass_learn(name, overload, views, blank, bytes_)
 
     @property
-    def passed(self) -> int:
+    def skipped_operations(self) -> int:
         """Return the number of operations that skipped the mode since the opening."""
         if not self.is_open:
             return 0

@@ -1,8 +1,9 @@
-"""Patches of PyTorch functions that write storages past the dispatcher, or hand out addresses.
+"""Patches of PyTorch functions that write storages past the dispatcher, or return addresses.
 
-While offloading is installed, these functions are replaced in their classes. A storage that is written is on
-the device as long as the function runs. A function that hands out an address, for an unknown time, keeps the
-storage on the device for good. Functions that only read find the bytes anyway (`interposer.park`).
+While offloading is installed, these functions are replaced in their classes. A replacement keeps a written
+storage on the device while the function runs. A function that returns an address keeps the storage on the
+device permanently, since the caller may use the address at any time. Functions that only read need no patch:
+they find the bytes in the host copy (`interposer.park`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _NEW = object()
 
 
 class DispatcherPatches:
-    """Patches that keep storages on the device for readers past the dispatcher, in any thread."""
+    """Patches that keep storages on the device for code that bypasses the dispatcher, in any thread."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class DispatcherPatches:
             storages: registry of the known storages.
             transfers: reloads storages.
             record_of: returns the record of a tensor's storage; registers an unknown storage first.
-            known_record: the same for storages that the program's operations used; None for others.
-            make_room_for: makes room for a storage that is to be reloaded.
+            known_record: returns the record if an operation of the program used the storage, else None.
+            make_room_for: evicts other storages before a storage is reloaded.
         """
         self._storages = storages
         self._transfers = transfers
@@ -76,10 +77,10 @@ class DispatcherPatches:
     def _find_records(self, values: Iterable[Any]) -> list[StorageRecord]:
         """Return the known storages among arguments: tensors, lists of tensors, storages."""
         records: list[StorageRecord | None] = []
-        for value in _values(values):
+        for value in _flatten(values):
             if isinstance(value, torch.Tensor):
                 with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                    records += [self._known_record(plain, one) for plain, one in storages_in(_plain(value))]
+                    records += [self._known_record(plain, one) for plain, one in storages_in(_unwrap(value))]
             elif isinstance(value, torch.storage.TypedStorage):
                 records.append(self._storages.find(value._untyped_storage))
             elif isinstance(value, torch.UntypedStorage):
@@ -87,10 +88,10 @@ class DispatcherPatches:
         return [record for record in records if record is not None]
 
     @contextlib.contextmanager
-    def lent(
+    def lend(
         self, values: Iterable[Any], *, writes: bool = False
     ) -> Iterator[list[tuple[StorageRecord, bool]]]:
-        """Reload the storages among the values; afterwards, offload again those that had been offloaded."""
+        """Reload the storages among the values; on exit, offload those again that had been offloaded."""
         lent: list[tuple[StorageRecord, bool]] = []
         try:
             for record in self._find_records(values):
@@ -109,12 +110,12 @@ class DispatcherPatches:
         else:
             pairs = []
             with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                pairs = [*storages_in(_plain(value))]
+                pairs = [*storages_in(_unwrap(value))]
         found = (self._record_of(plain, storage) for plain, storage in pairs)
         return [record for record in found if record is not None]
 
     def hold_resident(self, value: Any) -> None:
-        """Keep a tensor's storages, or a storage, on the device for good."""
+        """Keep a tensor's storages, or a storage, on the device permanently."""
         for record in self._records_of(value):
             self._make_room_for(record)
             self._transfers.hold_resident(record)
@@ -127,7 +128,7 @@ class DispatcherPatches:
             self._held_for_iteration.append((self._iteration, record))
 
     def end_iteration(self) -> None:
-        """End an iteration: return the storages lent before this iteration."""
+        """End an iteration: unpin the storages lent before this iteration."""
         self._iteration += 1
         while self._held_for_iteration and self._held_for_iteration[0][0] + 2 <= self._iteration:
             _, record = self._held_for_iteration.popleft()
@@ -138,19 +139,19 @@ class DispatcherPatches:
     def install(self) -> None:
         """Replace the functions."""
         tensor, storage = torch.Tensor, torch.UntypedStorage
-        self._replace(tensor, ("__new__",), _constructing)
-        self._replace(tensor, _TENSOR_WRITES, self._writing)
-        self._replace(storage, _STORAGE_WRITES, self._writing)
-        self._replace(storage, _STORAGE_KEEPS, self._holding)
-        self._replace(tensor, ("data_ptr", "const_data_ptr"), self._requesting_address)
-        self._replace(storage, ("data_ptr",), self._requesting_address)
-        self._replace(tensor, ("numpy", "__dlpack__"), self._holding)
-        self._replace(torch._C, ("_to_dlpack",), self._holding)
-        self._replace(torch.utils.dlpack, ("to_dlpack",), self._holding)
-        self._replace(storage, ("__getitem__",), self._reading_entry)
-        self._replace(torch.TypedStorage, ("_getitem",), self._reading_entry)
-        self._replace(storage, ("_write_file",), self._reading)  # these two let other threads run
-        self._replace(torch._C.PyTorchFileWriter, ("write_record",), self._reading)
+        self._replace(tensor, ("__new__",), _wrap_constructor)
+        self._replace(tensor, _TENSOR_WRITES, self._wrap_writer)
+        self._replace(storage, _STORAGE_WRITES, self._wrap_writer)
+        self._replace(storage, _STORAGE_KEEPS, self._wrap_export)
+        self._replace(tensor, ("data_ptr", "const_data_ptr"), self._wrap_address_query)
+        self._replace(storage, ("data_ptr",), self._wrap_address_query)
+        self._replace(tensor, ("numpy", "__dlpack__"), self._wrap_export)
+        self._replace(torch._C, ("_to_dlpack",), self._wrap_export)
+        self._replace(torch.utils.dlpack, ("to_dlpack",), self._wrap_export)
+        self._replace(storage, ("__getitem__",), self._wrap_entry_reader)
+        self._replace(torch.TypedStorage, ("_getitem",), self._wrap_entry_reader)
+        self._replace(storage, ("_write_file",), self._wrap_reader)  # these two let other threads run
+        self._replace(torch._C.PyTorchFileWriter, ("write_record",), self._wrap_reader)
         if "__dlpack_c_exchange_api__" in vars(tensor):  # C functions; else __dlpack__ is called
             self._replaced.append((tensor, "__dlpack_c_exchange_api__", tensor.__dlpack_c_exchange_api__))
             del tensor.__dlpack_c_exchange_api__
@@ -175,18 +176,18 @@ class DispatcherPatches:
             else:
                 setattr(owner, name, before)
 
-    def _reading(self, function: Any, *, writes: bool = False) -> Any:
+    def _wrap_reader(self, function: Any, *, writes: bool = False) -> Any:
         @functools.wraps(function)
         def lends(*args: Any, **kwargs: Any) -> Any:
-            with self.lent((*args, *kwargs.values()), writes=writes):
+            with self.lend((*args, *kwargs.values()), writes=writes):
                 return function(*args, **kwargs)
 
         return lends
 
-    def _writing(self, function: Any) -> Any:
-        return self._reading(function, writes=True)
+    def _wrap_writer(self, function: Any) -> Any:
+        return self._wrap_reader(function, writes=True)
 
-    def _holding(self, function: Any) -> Any:
+    def _wrap_export(self, function: Any) -> Any:
         @functools.wraps(function)
         def keeps(value: Any, *args: Any, **kwargs: Any) -> Any:
             self.hold_resident(value)
@@ -197,19 +198,19 @@ class DispatcherPatches:
 
         return keeps
 
-    def _requesting_address(self, function: Any) -> Any:
+    def _wrap_address_query(self, function: Any) -> Any:
         @functools.wraps(function)
         def address(value: Any) -> Any:
-            asked_by = _asked_by()
-            if asked_by.startswith(_PASSING):
+            caller = _calling_module()
+            if caller.startswith(_PASSING):
                 self._hold_for_iteration(value)
-            elif asked_by != "torch.serialization":  # which only compares, to detect shared storages
+            elif caller != "torch.serialization":  # which only compares, to detect shared storages
                 self.hold_resident(value)
             return function(value)
 
         return address
 
-    def _reading_entry(self, function: Any) -> Any:
+    def _wrap_entry_reader(self, function: Any) -> Any:
         @functools.wraps(function)
         def entry(storage: Any, key: Any) -> Any:
             if isinstance(key, slice):  # the slice is a storage of its own, in the same memory
@@ -223,10 +224,11 @@ class DispatcherPatches:
         return entry
 
 
-def _constructing(function: Any) -> Any:
-    """Let classes of tensors without ``__new__`` be called.
+def _wrap_constructor(function: Any) -> Any:
+    """Allow calls of tensor classes without ``__new__``.
 
-    A tensor that passed a mode is a Python object already, of which PyTorch makes none of another class.
+    PyTorch creates no object of another class from a tensor that already is a Python object, as is every
+    tensor that passed a mode.
     """
 
     @functools.wraps(function)
@@ -240,24 +242,24 @@ def _constructing(function: Any) -> Any:
     return staticmethod(construct)
 
 
-def _values(values: Iterable[Any]) -> Iterator[Any]:
+def _flatten(values: Iterable[Any]) -> Iterator[Any]:
     """Yield the arguments and the items of lists; lists of numbers, possibly long, are skipped."""
     for value in values:
         if isinstance(value, (list, tuple)):
             if value and isinstance(value[0], (torch.Tensor, list, tuple)):
-                yield from _values(value)
+                yield from _flatten(value)
         else:
             yield value
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor under the transforms of ``torch.func``."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
-def _asked_by() -> str:
+def _calling_module() -> str:
     """Return the name of the module that asked for an address."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

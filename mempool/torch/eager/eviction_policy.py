@@ -1,4 +1,4 @@
-"""Eviction policy: the choice of the storages that are evicted when room is needed at once."""
+"""Eviction policy: chooses the storages to evict when memory is needed at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EvictionPolicy:
-    """Eviction policy that keeps the resident bytes within a limit where no schedule does.
+    """Eviction policy that holds a limit of resident bytes in iterations without a schedule.
 
     The storage with the farthest next use is evicted first (Belady, "A study of replacement algorithms for a
     virtual-storage computer", 1966), with the distance weighted by the cost in copies: one copy if the host
@@ -41,9 +41,9 @@ class EvictionPolicy:
             transfers: offloads and reloads storages.
             counts: counters of evictions.
             limit_bytes: most resident bytes.
-            until: number of operations until the next use of a storage, or None if unknown: then the number
-                of operations since the last use is taken, since a backward pass uses last the storages that
-                the forward pass used first.
+            until: returns the number of operations until the next use of a storage, or None if unknown. The
+                policy then takes the number of operations since the last use: a backward pass uses the
+                storages in the reverse order of the forward pass.
             room: headroom of the pool, if there is a pool.
         """
         self._storages = storages
@@ -54,11 +54,11 @@ class EvictionPolicy:
         self.limit_bytes = limit_bytes
 
     @property
-    def spare(self) -> int:
+    def spare_bytes(self) -> int:
         """Return the free bytes within the limit."""
         spare = self.limit_bytes - self._storages.resident_bytes
         room = self._headroom
-        return spare if room is None or not room.is_checked else min(spare, room.left())
+        return spare if room is None or not room.is_checked else min(spare, room.remaining_bytes())
 
     def make_room(self, need: int, keep: Container[int], now: int, *, ahead: bool = False) -> bool:
         """Evict storages until `need` bytes fit.
@@ -67,12 +67,12 @@ class EvictionPolicy:
             need: bytes.
             keep: keys of storages that must stay.
             now: number of the operation, counted over all iterations.
-            ahead: also start copies of the next eviction candidates.
+            ahead: whether to start host copies of the next eviction candidates, too.
 
         Returns:
             Whether `need` bytes fit.
         """
-        missing = need - self.spare
+        missing = need - self.spare_bytes
         if missing <= 0:
             return True
         order = self.candidates(keep, now)
@@ -81,7 +81,7 @@ class EvictionPolicy:
             self._evict(leaving)
             gone = {record.key for record in leaving}
             order = [record for record in order if record.key not in gone]
-            missing = need - self.spare
+            missing = need - self.spare_bytes
         if ahead:
             self._copy_ahead(order)
         return missing <= 0
@@ -90,18 +90,18 @@ class EvictionPolicy:
         """Reload the arguments of an operation, and make room for `needed` bytes of results.
 
         Raises:
-            torch.OutOfMemoryError: a reload finds no memory although everything else has left.
+            torch.OutOfMemoryError: a reload finds no memory after all other storages were evicted.
         """
         keys = {record.key: record for record in given}
         absent = [record for record in keys.values() if record.state != RESIDENT]
         room = needed + _offloaded_bytes(absent)
-        if room > self.spare and not self.make_room(room, keys, now, ahead=ahead):
-            # The arena would stay for a single argument. During a capture, no memory may go back.
+        if room > self.spare_bytes and not self.make_room(room, keys, now, ahead=ahead):
+            # A single live argument would keep the whole arena. A capture forbids the return of memory.
             if self._headroom is not None and self._headroom.holds_arena and not self._transfers.captures:
                 self.clear((), now)
                 self._headroom.give_back()
                 absent = [record for record in keys.values() if record.state != RESIDENT]
-            self._counts.over += needed + _offloaded_bytes(absent) > self.spare
+            self._counts.over_limit += needed + _offloaded_bytes(absent) > self.spare_bytes
         if not absent:
             return
         try:
@@ -125,7 +125,7 @@ class EvictionPolicy:
             self._counts.evicted += record.state == OFFLOADED
 
     def candidates(self, keep: Container[int], now: int) -> list[StorageRecord]:
-        """Return the eviction candidates, first to evict first; storages being reloaded come last."""
+        """Return the eviction candidates in the order of eviction; storages under reload are last."""
         small = self.limit_bytes // OPTIONS.small_storage_divisor
 
         def rank(record: StorageRecord) -> tuple[bool, bool, int]:
@@ -160,7 +160,7 @@ def _offloaded_bytes(records: list[StorageRecord]) -> int:
 
 
 def victims(order: list[StorageRecord], missing: int) -> list[StorageRecord]:
-    """Return the first candidates that free `missing` bytes, without those that prove superfluous."""
+    """Return the first candidates that together free `missing` bytes, without superfluous candidates."""
     first: list[StorageRecord] = []
     for record in order:
         if missing <= 0:

@@ -1,4 +1,4 @@
-"""Support for forked processes: a forked child goes on alone, with offloaded storages reloaded on demand."""
+"""Support for forked processes: a forked child evicts nothing, and reloads storages on demand."""
 
 from __future__ import annotations
 

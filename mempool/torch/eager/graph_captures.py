@@ -1,6 +1,6 @@
-"""Patches of `torch.cuda.CUDAGraph`: storages that a captured graph uses stay at their addresses for good.
+"""Patches of `torch.cuda.CUDAGraph`: storages that a captured graph uses keep their addresses permanently.
 
-During a capture no event of work outside the graph may be waited for, so no storage moves.
+A capture may not wait for events of work outside the graph, so no storage moves during a capture.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ class GraphCaptures:
         self, on_begin: Callable[[], None], on_end: Callable[[], None], on_replay: Callable[[], None]
     ) -> None:
         self._on_begin, self._on_end, self._on_replay = on_begin, on_end, on_replay
-        self._captured: set[int] = set()  # graphs whose capture goes on, by identity
+        self._captured: set[int] = set()  # graphs under capture, by identity
         self._replaced: dict[str, Any] = {}
 
     def install(self) -> None:
         """Replace the methods; PyTorch 2.14 ends a capture by `capture_end_pre`."""
         graph = torch.cuda.CUDAGraph
-        self._replace("capture_begin", self._beginning)
-        self._replace("capture_end_pre" if hasattr(graph, "capture_end_pre") else "capture_end", self._ending)
-        self._replace("replay", self._replaying)
+        self._replace("capture_begin", self._wrap_begin)
+        self._replace(
+            "capture_end_pre" if hasattr(graph, "capture_end_pre") else "capture_end", self._wrap_end
+        )
+        self._replace("replay", self._wrap_replay)
 
     def remove(self) -> None:
         """Restore the methods."""
@@ -41,7 +43,7 @@ class GraphCaptures:
         self._replaced[name] = before = getattr(torch.cuda.CUDAGraph, name)
         setattr(torch.cuda.CUDAGraph, name, functools.wraps(before)(instead(before)))
 
-    def _beginning(self, function: Any) -> Any:
+    def _wrap_begin(self, function: Any) -> Any:
         def begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
             self._on_begin()
             self._captured.add(id(graph))
@@ -53,7 +55,7 @@ class GraphCaptures:
 
         return begin
 
-    def _ending(self, function: Any) -> Any:
+    def _wrap_end(self, function: Any) -> Any:
         def end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return function(graph, *args, **kwargs)
@@ -67,7 +69,7 @@ class GraphCaptures:
             self._captured.remove(id(graph))
             self._on_end()
 
-    def _replaying(self, function: Any) -> Any:
+    def _wrap_replay(self, function: Any) -> Any:
         def replay(graph: Any) -> Any:
             self._on_replay()
             return function(graph)

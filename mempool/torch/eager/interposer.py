@@ -1,9 +1,9 @@
 """Library in front of PyTorch's dispatcher, which sees every operation of every thread (``interposer.cpp``).
 
-A dispatch mode sees only the operations that Python's dispatch reaches: none of threads that the program
-starts, none while modes are disabled, and no composite operation as a whole. The library lends such
-operations their arguments. A storage that gives up device memory lies in its host copy until it is reloaded,
-so code that no dispatcher sees, such as a C library with an address, finds the bytes.
+A dispatch mode misses operations of threads that the program starts, operations that run while modes are
+disabled, and composite operations as a whole. The library reloads the arguments of such operations and pins
+them while the operation runs: it *lends* them. A storage without device memory points to its host copy until
+the storage is reloaded, so code below the dispatcher, such as a C library with an address, finds the bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SOURCE = Source(
 )
 #: The installed modes, by kind of device.
 _modes: dict[str, weakref.ref[OffloadMode]] = {}
-#: The follower of the schedule that is followed now.
+#: The follower of the present schedule.
 _followers: list[weakref.ref[ScheduleFollower]] = []
-#: Storages of the lends that are not over, by number.
+#: Storages of the present lends, by number of the lend.
 _lent: dict[int, list[tuple[Any, Any, bool, bool]]] = {}
 _numbers = itertools.count()
 
@@ -122,7 +122,7 @@ _functions = torch.library.Library("mempool_interposer", "IMPL")
 
 
 def install(mode: OffloadMode) -> None:
-    """Lend operations that the mode does not see their arguments.
+    """Start lending arguments to the operations that the mode does not see.
 
     Raises:
         UsageError: another mode offloads storages of this kind of device, or the library cannot be built.
@@ -139,34 +139,34 @@ def remove(mode: OffloadMode) -> None:
 
 
 def unseen_writes() -> ctypes.c_uint64:
-    """Return the running number of operations that may have written, unseen and without a lend."""
+    """Return the count of unseen operations without a lend that may have written a storage."""
     count: ctypes.c_uint64 = library().mempool_interposer_writes().contents
     return count
 
 
 def copy_writes() -> int:
-    """Return the running number of operations that may have written copies on the host, without a lend."""
+    """Return the count of operations without a lend that may have written host copies."""
     return int(library().mempool_interposer_copy_writes())
 
 
 def learn_view(function: Any) -> None:
-    """Let later operations of this function skip the mode: the function makes views, or reads a number."""
+    """Let later calls of this function skip the mode: the function makes views, or reads a number."""
     schema = function._schema
     library().mempool_interposer_learn_view(schema.name.encode(), schema.overload_name.encode())
 
 
 def leave_out_of_profiles() -> None:
-    """Let no profile show this thread's next operation, only the operations within."""
+    """Hide this thread's next operation from profiles, but not the operations that it calls."""
     library().mempool_interposer_repeat()
 
 
 def begin_entries(mode: OffloadMode) -> None:
-    """Begin an iteration of this thread, in which no operation on single entries has been repeated yet."""
+    """Begin an iteration of this thread: forget the repeated operations on single entries."""
     library().mempool_entries_begin(id(mode), mode.storages.device == "cuda", OPTIONS.min_storage_bytes)
 
 
 def learn_entry(function: Any) -> None:
-    """Let repetitions of the operation that the mode has run skip the mode, if on single entries only."""
+    """Let repetitions of the operation that the mode has just run skip the mode on single entries."""
     if (schema := getattr(function, "_schema", None)) is not None:
         library().mempool_entries_learn(schema.name.encode(), schema.overload_name.encode())
 
@@ -185,31 +185,31 @@ def accessed_by_entries() -> list[tuple[torch.Tensor, bool]]:
 
 
 def watch(storage: Any) -> None:
-    """Note that a storage has a good copy on the host."""
+    """Register a storage that has a valid copy on the host."""
     library().mempool_interposer_watch(storage._cdata)
 
 
 def is_watched(storage: Any) -> bool:
-    """Return whether no operation that ran without the mode has written the storage since `watch`."""
+    """Return whether no unseen operation has written the storage since `watch`."""
     return bool(library().mempool_interposer_watches(storage._cdata))
 
 
 def park(storage: Any, address: int, writes: int) -> bool:
-    """Free the memory of a storage, which lies at `address` on the host from now on.
+    """Free the device memory of a storage, and let the storage point to `address` on the host.
 
     Args:
         storage: the storage.
         address: the address of the host copy.
-        writes: number of unseen writes when the copy was known to be good.
+        writes: count of unseen writes when the copy was last known to be valid.
 
     Returns:
-        False if the memory may be in use at this moment, or the copy may be stale; it was not freed.
+        False, with nothing freed, if the memory may be in use now or the copy may be stale.
     """
     return bool(library().mempool_interposer_park(storage._cdata, address, writes))
 
 
 def landing_for(storage: Any, size: int) -> Any:
-    """Return a storage of `size` bytes of new memory of the same device and kind.
+    """Return a new storage of `size` bytes, of the same device and kind of memory.
 
     Raises:
         torch.OutOfMemoryError: the device has no memory.
@@ -218,18 +218,18 @@ def landing_for(storage: Any, size: int) -> Any:
 
 
 def land(storage: Any, landing: Any, writes: int) -> bool:
-    """Move a parked storage into the memory of the storage `landing`; no effect on one that is not parked.
+    """Move a parked storage into the memory of the storage `landing`; ignore storages that are not parked.
 
     Returns:
-        False, and the storage stays parked, if the copy on the host may have been written since
-        `copy_writes` was `writes`.
+        False, with the storage still parked, if the host copy may have been written since `copy_writes`
+        returned `writes`.
     """
     return bool(library().mempool_interposer_land(storage._cdata, landing._cdata, writes))
 
 
 @contextlib.contextmanager
 def own_operations() -> Iterator[None]:
-    """Run operations of the offloading itself, which nobody needs to see."""
+    """Hide the offloading's own operations from the interposer."""
     set_ours = library().mempool_interposer_ours
     before = set_ours(1)
     try:
@@ -239,7 +239,7 @@ def own_operations() -> Iterator[None]:
 
 
 def set_follower(follower: ScheduleFollower) -> None:
-    """Set the follower whose schedule is followed from now on."""
+    """Set the follower of the present schedule."""
     _followers[:] = [weakref.ref(follower)]
 
 
@@ -250,13 +250,13 @@ def _follower() -> ScheduleFollower:
 
 
 def _reload(absent: list[torch.Tensor]) -> None:
-    """Reload storages for an operation that no mode sees."""
+    """Reload storages for an operation outside all modes."""
     if (found := _modes.get(absent[0].device.type)) is not None and (mode := found()) is not None:
         mode.reload(absent)
 
 
 def _make_room(cuda: bool) -> None:  # noqa: FBT001
-    """Make room after results of operations that no mode sees."""
+    """Make room after results of operations outside all modes."""
     if (found := _modes.get("cuda" if cuda else "cpu")) is not None and (mode := found()) is not None:
         mode.operations.admit(0, [])
 
@@ -264,7 +264,7 @@ def _make_room(cuda: bool) -> None:  # noqa: FBT001
 def lend(tensors: list[torch.Tensor], operation: str, writes: bool) -> int:  # noqa: FBT001
     """Reload and pin the storages of these tensors until `give_back`; return the lend's number.
 
-    Threads that Python did not make have no data of their own: Python forgets them after each call.
+    The lends are not thread-local data: Python forgets a foreign thread's data after each call.
     """
     given: list[tuple[Any, Any, bool, bool]] = []
     try:
@@ -290,7 +290,7 @@ def _return(given: list[tuple[Any, Any, bool, bool]]) -> None:
 
 
 def _tell_higher_order(key: Any) -> None:
-    """Make Python's dispatch of higher-order operations fall through the library's key."""
+    """Register a fallthrough of the library's dispatch key for Python's higher-order operations."""
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     for one in torch._ops._higher_order_ops.values():
         one.fallthrough(key)

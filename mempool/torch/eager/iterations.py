@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 class Iterations:
     """Follows an offload schedule while the iteration matches the recorded one.
 
-    The next pattern is predicted from the order of the past ones; where an operation shows that the iteration
-    is of another pattern, that pattern is followed from there on.
+    The next pattern is predicted from the order of past patterns. When an operation contradicts the
+    prediction, the class switches to another pattern that matches the iteration so far.
 
     Attributes:
         limit_bytes: limit for plans, bytes.
         planner: maker of the schedules.
-        current: the current iteration so far.
+        current: recording of the current iteration.
         is_following: whether the current iteration has matched the schedule so far.
-        footprints: see `OffloadPattern`; shared by all iterations that follow no schedule.
+        footprints: see `OffloadPattern`; one list for all iterations without a schedule.
         actions: the schedule's actions for each operation.
         patterns: the recurring iterations.
         pattern: the pattern followed now or last.
@@ -78,7 +78,7 @@ class Iterations:
         self.patterns = PatternRegistry()
         self.follower: ScheduleFollower | None = None
         self.pattern: OffloadPattern | None = None
-        self._first: OffloadPattern | None = None  # the first, which makes the state of later ones
+        self._first: OffloadPattern | None = None  # the first, whose storages persist
         self._sizes_differ = self._has_warned = False
         self._rows: dict[int, StorageRecord] = {}
         self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
@@ -94,7 +94,7 @@ class Iterations:
 
     @property
     def reload_limit_bytes(self) -> int:
-        """Return the limit, or the schedule's least limit if larger: to hold less off the peak is useless."""
+        """Return the limit, or the schedule's peak if larger: holding less at other times gains nothing."""
         return (
             self.limit_bytes
             if self.schedule is None
@@ -103,14 +103,14 @@ class Iterations:
 
     @property
     def holds_limit(self) -> bool:
-        """Return whether the schedule is followed and holds the planned limit, so nothing else must leave."""
+        """Return whether the schedule is followed and holds the planned limit without further evictions."""
         return self.is_following and self.pattern is not None and self.pattern.holds_limit
 
     @property
     def _is_timed(self) -> bool:
-        """Return whether the durations of operations that follow the schedule are measured: on a GPU.
+        """Return whether to measure the durations of operations that follow the schedule: on a GPU only.
 
-        Those of a CPU vary with all that the machine does.
+        Durations on a CPU vary with the machine's other work.
         """
         pattern = self.pattern if self._engine.streams else None
         return pattern is not None and pattern.timed_iterations < OPTIONS.timed_iterations
@@ -122,9 +122,9 @@ class Iterations:
 
     @property
     def resident_limit_bytes(self) -> int:
-        """Return the most bytes that may be resident at once, whatever the pool reports.
+        """Return the most bytes that may be resident at once, independent of the pool's report.
 
-        If the schedule does not hold its limit, the value is the same in all iterations: then the same
+        If the schedule does not hold its limit, the value is the same in all iterations, so that the same
         evictions recur.
         """
         if self._headroom is None or self.pattern is None:
@@ -134,13 +134,13 @@ class Iterations:
     # --- operations
 
     def start_operation(self, func: Any, given: list[StorageRecord]) -> None:
-        """Make the schedule's moves before the next operation, whose argument storages are `given`."""
+        """Make the schedule's moves before the next operation, which has the argument storages `given`."""
         at = len(self.current.functions)
         known = at < len(self.actions) and self.actions[at].function is func
         if not known:
             if not self._switch(func):
                 self._leave_schedule()
-                self._learning.set(on=False)  # storages move on demand: lifetimes are accidental
+                self._learning.set(on=False)  # moves on demand make lifetimes accidental
                 return
             if self.follower is not None:
                 self.follower.continue_with_other()
@@ -163,7 +163,7 @@ class Iterations:
         if self._headroom is None or record.state != OFFLOADED:
             return True
         has = not self._headroom.lacks(record.rounded_bytes)
-        self._counts.put_off += not has
+        self._counts.delayed_reloads += not has
         return has
 
     def remember_footprint(self, func: Any, given: int, need: Footprint) -> None:
@@ -177,7 +177,8 @@ class Iterations:
     def mark_start(self, footprint: Footprint) -> None:
         """Mark the beginning of an operation, unless the schedule knows all durations.
 
-        The memory that the operation will take is taken once before, as the pool may wait for all copies.
+        The operation's memory is allocated and freed once before the mark, since the pool may wait for all
+        copies in that allocation.
         """
         if not self.is_following or self._sizes_differ or self._is_timed:
             prepare = None
@@ -201,7 +202,7 @@ class Iterations:
         for record in written:
             touched.append(record.number << 1 | 1)
         for record in made:
-            recording.born.append((record.number, at, record.rounded_bytes))
+            recording.births.append((record.number, at, record.rounded_bytes))
             touched.append(record.number << 1 | 1)
         if self.is_following:
             self.move_after(at, made)
@@ -226,7 +227,7 @@ class Iterations:
                 self._transfers.offload(leaves, place)
 
     def note_finished_reloads(self, at: int) -> None:
-        """Remember the reloads that operation `at` waited for."""
+        """Record the reloads that operation `at` waited for."""
         if not self._transfers.finished_reloads:
             return
         if (schedule := self.schedule) is not None:
@@ -236,14 +237,14 @@ class Iterations:
         self._transfers.finished_reloads.clear()
 
     def skip_to(self, at: int) -> None:
-        """Record the operations up to `at` as the schedule's, without accesses: nobody saw them."""
+        """Record the schedule's operations up to `at`, without accesses, since no code saw them run."""
         recording, schedule = self.current, self.schedule
         if schedule is not None and len(recording) < at:
             recording.functions += schedule.functions[len(recording) : at]
             recording.first_access += [len(recording.access_codes)] * (at - len(recording.first_access))
 
     def restore_recording(self) -> None:
-        """Replace the recording by the schedule's up to here: the operations were the same."""
+        """Replace the recording by the schedule's recording up to the present, since the operations agree."""
         if (schedule := self.schedule) is None or not len(self.current):
             return
         former, recorded, at = self.current, schedule.recording, len(self.current)
@@ -259,9 +260,9 @@ class Iterations:
             functions=recorded.functions[:at],
             workspaces={k: room for k, room in recorded.workspaces.items() if k < at},
             initial_records=former.initial_records,
-            born=[
-                *((number[other], when, room) for other, when, room in recorded.born if when < at),
-                *(one for one in former.born if one[1] >= at),
+            births=[
+                *((number[other], when, room) for other, when, room in recorded.births if when < at),
+                *(one for one in former.births if one[1] >= at),
             ],
             argument_births={
                 k: count for k, count in births.items() if k < at or k in former.argument_births
@@ -277,29 +278,29 @@ class Iterations:
         )
 
     def next_use(self, record: StorageRecord) -> int | None:
-        """Return the number of operations until the next use of a storage; None if no schedule tells."""
+        """Return the number of operations until the next use of a storage; None without a schedule."""
         if not self.is_following or self.schedule is None or record.row < 0:
             return None
         return self.schedule.uses.next_use(record.row, len(self.current))
 
     def record_view(self, record: StorageRecord, *, written: bool = False) -> None:
-        """Record a view of a storage, or of its entries, as an access by the previous operation."""
+        """Record a view of a storage, or of single entries, as an access by the previous operation."""
         self.current.access_codes.append(record.number << 1 | written)
 
     def record_argument(self, record: StorageRecord) -> None:
         """Record a storage that no operation made, such as a batch from another thread."""
         at = len(self.current)
-        record.born = at, -1 - self.current.argument_births.get(at, 0)
-        self.current.argument_births[at] = -record.born[1]
-        self.current.born.append((record.number, at, record.rounded_bytes))
+        record.birth = at, -1 - self.current.argument_births.get(at, 0)
+        self.current.argument_births[at] = -record.birth[1]
+        self.current.births.append((record.number, at, record.rounded_bytes))
         if self.is_following:
             self.bind(record)
 
     def bind(self, record: StorageRecord) -> None:
-        """Bind a storage of this iteration to the row of the schedule, by the storage's birth."""
-        if (schedule := self.schedule) is None or record.born is None:
+        """Bind a storage made in this iteration to the schedule's row with the same birth."""
+        if (schedule := self.schedule) is None or record.birth is None:
             return
-        if (row := schedule.recorded.born.get(record.born)) is not None:
+        if (row := schedule.recorded.row_of_birth.get(record.birth)) is not None:
             self._rows[row] = record
             record.row = row
             if record.rounded_bytes != schedule.row_bytes[row] and not self._sizes_differ:
@@ -326,7 +327,7 @@ class Iterations:
         return True
 
     def _leave_schedule(self) -> None:
-        """Leave the schedule, and wait for transfers under way: nobody would wait for them later."""
+        """Leave the schedule, and wait for the transfers under way."""
         if self.follower is not None:
             self.follower.take_over()
         self.is_following = False
@@ -338,7 +339,7 @@ class Iterations:
 
     def end(self) -> None:
         """End the current iteration and begin the next."""
-        recording, goes_on = self.current, self.is_followed and not self._knows_more()
+        recording, goes_on = self.current, self.has_followed_schedule and not self._knows_more()
         if len(recording):
             self._counts.end_iteration()
             if not goes_on or self._is_timed:
@@ -353,40 +354,43 @@ class Iterations:
         self._begin_iteration(goes_on=goes_on or not len(recording))
 
     def begin(self) -> None:
-        """Begin an iteration; operations on the recording, if any, belong to no iteration."""
+        """Begin an iteration; drop the recording of operations between iterations."""
         if len(self.current):
             self.resume()
 
     def suspend(self) -> None:
-        """Stop recording and following plans until `resume`; another call drops the recording again."""
+        """Stop recording and following schedules until `resume`.
+
+        A repeated call drops the recording again.
+        """
         self._leave_schedule()
         if self._engine.streams:
             self._engine.note_stream()
         self.current = RecordedIteration()
 
     def let_pool_learn(self) -> None:
-        """Let the pool learn: the moves will not change, since there are none for a while."""
+        """Let the pool learn while storages do not move."""
         self._learning.begin()
 
     def resume(self) -> None:
-        """Begin an iteration that is seen from the beginning on."""
+        """Begin an iteration whose operations are all seen."""
         self._transfers.wait_all()
         self._begin_iteration(goes_on=False)
 
     def close(self) -> None:
-        """Let the pool learn: no more iterations follow."""
+        """Let the pool learn after the last iteration."""
         self._learning.begin()
 
     def forget(self) -> None:
-        """Drop all patterns, since the detected iterations were not real ones; keep the current recording."""
+        """Drop all patterns, since the iterations were detected wrongly; keep the current recording."""
         if self.schedule is not None:
             self._leave_schedule()
         self.pattern = self._first = None
         self.patterns.clear()
 
     @property
-    def is_followed(self) -> bool:
-        """Return whether the iteration so far is a whole iteration that went by the schedule."""
+    def has_followed_schedule(self) -> bool:
+        """Return whether the current recording is a whole iteration that followed the schedule."""
         schedule = self.schedule
         return (
             schedule is not None
@@ -396,21 +400,21 @@ class Iterations:
         )
 
     def _knows_more(self) -> bool:
-        """Return whether storages stay that the first iteration met as arguments: its schedule moves none."""
+        """Return whether the first iteration's schedule leaves storages resident that it met as arguments."""
         if self.pattern is None or self.pattern is not self._first:
             return False
         recorded = self.pattern.schedule.recorded
-        met = {recorded.numbers[row] for (_, place), row in recorded.born.items() if place < 0}
+        met = {recorded.numbers[row] for (_, place), row in recorded.row_of_birth.items() if place < 0}
         return any(one.number in met and one() is not None for one in self.current.initial_records)
 
     def _adapt_to_waits(self, pattern: OffloadPattern) -> None:
-        """Adapt the moves of an iteration that went by schedule to the waits that occurred."""
+        """Adapt the schedule of an iteration to the waits that occurred."""
         schedule = pattern.schedule
-        pattern.followed, before = True, pattern.finished_reloads
+        pattern.was_followed, before = True, pattern.finished_reloads
         self.patterns.record_end(pattern)
         self.planner.warn(schedule, pattern.limit_bytes, self._requested_bytes)
         arrived, pattern.finished_reloads = self._finished_reloads, [*self._finished_reloads]
-        if self._engine.streams:  # the device runs behind: waits are known one iteration later
+        if self._engine.streams:  # the device lags: waits are known one iteration later
             arrived = before
             for _, transfer in arrived:
                 self._counts.add_wait(self._engine.waited(transfer))
@@ -418,7 +422,7 @@ class Iterations:
             return
         if self._headroom is not None and self._headroom.has_places:
             self._record_stable(pattern)
-            return  # the pool's plan is made for these moves
+            return  # the pool's plan depends on these moves
         if pattern.record_disturbance(disturbed=self._was_disturbed()) and self._replan_lower(pattern, 0):
             return
         if self._may_change(pattern) and (
@@ -430,7 +434,7 @@ class Iterations:
             self._record_stable(pattern)
 
     def _retime(self, pattern: OffloadPattern) -> bool:
-        """Measure the durations of operations again; return whether that led to other moves."""
+        """Measure the durations of operations again; return whether the moves changed."""
         pattern.timed_iterations += 1
         seconds = self.current.seconds(self._engine, pattern.schedule)
         if (made := self.planner.retime(pattern.schedule, seconds, pattern.limit_bytes)) is None:
@@ -445,7 +449,7 @@ class Iterations:
             self._learning.begin()
 
     def _may_change(self, pattern: OffloadPattern) -> bool:
-        """Return whether moves may adapt to waits: waits vary, and the pool needs moves that do not."""
+        """Return whether moves may still adapt to waits; the pool needs moves that stop changing."""
         return self._headroom is None or (
             pattern.schedule.changes < OPTIONS.max_wait_changes_with_pool and not pattern.is_stable
         )
@@ -462,11 +466,14 @@ class Iterations:
         """Return whether the pool, holding more than live bytes, caused evictions or delayed reloads."""
         return (
             self._headroom is not None
-            and self._counts.evicted + self._counts.put_off > self._evictions_before
+            and self._counts.evicted + self._counts.delayed_reloads > self._evictions_before
         )
 
     def _replan_lower(self, pattern: OffloadPattern, less: int) -> bool:
-        """Replan for at least `less` bytes less; return False if no try is left or no schedule is better."""
+        """Replan for at least `less` bytes less.
+
+        Return False after the last try or without a better schedule.
+        """
         if pattern.lower_limits >= OPTIONS.max_lower_limits or not pattern.holds_limit:
             return False
         pattern.lower_limits += 1
@@ -480,26 +487,26 @@ class Iterations:
         made = self.planner.replan(pattern.schedule, limit)
         if made is None or needed(made) >= needed(pattern.schedule):
             return False
-        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that no eviction adds to planned moves
+        pattern.limit_bytes = max(limit, made.swap.limit_bytes)  # so that evictions add no moves
         self._counts.plans += 1
         self._replace(pattern, made)
         return True
 
     def ignore_evictions(self) -> None:
-        """Exclude this iteration's evictions so far from `_was_disturbed`: they had another reason."""
-        self._evictions_before = self._counts.evicted + self._counts.put_off
+        """Exclude the evictions so far of this iteration from `_was_disturbed`: they had another reason."""
+        self._evictions_before = self._counts.evicted + self._counts.delayed_reloads
 
     def replan_lower(self, less: int) -> bool:
-        """Replan, at the beginning of an iteration, for `less` bytes less; return whether that succeeded."""
+        """Replan at the beginning of an iteration for `less` bytes less; return whether that succeeded."""
         if self.pattern is None or not self._replan_lower(self.pattern, less):
             return False
         self._begin_iteration(goes_on=False)
         return True
 
     def _handle_unplanned(self, recording: RecordedIteration) -> None:
-        """Make a schedule for an unplanned iteration that recurs, or is one of the first two."""
+        """Make a schedule for an unplanned iteration that recurs or is among the first two iterations."""
         if self.schedule is not None:
-            self._counts.diverged += not self.is_followed
+            self._counts.diverged += not self.has_followed_schedule
             self._transfers.wait_all()
             self._warn_of_variety()
         made = None
@@ -507,14 +514,14 @@ class Iterations:
         if worth and (schedule := self._make_schedule(recording)) is not None:
             made = self.patterns.add(schedule)
             made.limit_bytes = self.limit_bytes
-            if self._first is not None and not self._first.followed:
+            if self._first is not None and not self._first.was_followed:
                 self.patterns.drop(self._first)
             self._first = made if self.schedule is None else None
             self.pattern = made
         self.patterns.record_end(made)
 
     def _warn_of_variety(self) -> None:
-        """Warn once if tensors move in many iterations that no schedule fits."""
+        """Warn once if tensors move in many iterations without a matching schedule."""
         counts = self._counts
         if (
             self._has_warned
@@ -546,7 +553,7 @@ class Iterations:
         self.current = RecordedIteration(initial_records=list(self._storages.records.values()))
         self._sizes_differ = False
         for record in self.current.initial_records:
-            record.born = None
+            record.birth = None
         self.is_following = self.schedule is not None
         self.ignore_evictions()
         if self._headroom is not None:
@@ -554,11 +561,11 @@ class Iterations:
         self._bind_rows(self.schedule)
         if self.schedule is not None and not goes_on:
             self._catch_up(self.schedule)
-        if self.pattern is not None:  # after the catch-up, whose reloads belong to no iteration
+        if self.pattern is not None:  # after `_catch_up`, whose reloads do not count
             self._learning.set(on=self.pattern.is_stable)
 
     def _bind_rows(self, schedule: OffloadSchedule | None) -> None:
-        """Bind the schedule's rows to storages: to the persistent ones and to those made so far."""
+        """Bind the schedule's rows to the persistent storages and to the storages made so far."""
         self.footprints = self._shared_footprints if self.pattern is None else self.pattern.footprints
         self.actions, self._row_bytes = (
             ([], []) if schedule is None else (schedule.actions, schedule.row_bytes)
@@ -574,9 +581,9 @@ class Iterations:
             return
         rows = [(row, alive.get(number)) for row, number in schedule.persistent_rows]
         rows += [
-            (schedule.recorded.born[record.born], record)
+            (schedule.recorded.row_of_birth[record.birth], record)
             for record in alive.values()
-            if record.born is not None and record.born in schedule.recorded.born
+            if record.birth is not None and record.birth in schedule.recorded.row_of_birth
         ]
         for row, bound in rows:
             if bound is not None:
@@ -584,12 +591,12 @@ class Iterations:
                 bound.row = row
 
     def _catch_up(self, schedule: OffloadSchedule) -> None:
-        """Begin a schedule at this operation: offload and reload storages as the schedule has them."""
+        """Begin a schedule at this operation: offload and reload storages to match the schedule's state."""
         at = len(self.current)
         away = set(schedule.offloaded_rows(at))
         for record in list(self._storages.records.values()):
             if record.row not in away:
-                self._transfers.drop_copy(record)  # the schedule gives the copy's place on the host to others
+                self._transfers.drop_copy(record)  # the schedule reuses the copy's host memory
         for row, record in sorted(self._rows.items(), key=lambda bound: schedule.uses.next_use(bound[0], at)):
             if row in away:
                 self._transfers.offload(record)

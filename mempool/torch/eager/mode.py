@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mempool.torch.eager.relative_limit import RelativeLimit
     from mempool.torch.offload.engine import Engine
 
-#: A limit in bytes that nothing reaches, until a relative limit is decided.
+#: An unreachable limit in bytes, in effect until a relative limit is decided.
 UNDECIDED = 1 << 62
 _NO_KWARGS: dict[str, Any] = {}
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
@@ -46,21 +46,20 @@ _FAKE = torch._C._TorchDispatchModeKey.FAKE
 class OffloadMode(TorchDispatchMode):
     """Dispatch mode that keeps the memory of one device's storages within a limit.
 
-    Before each operation, the mode reloads all storages among the arguments, whatever a schedule says, so no
-    result ever depends on one. Storages give up device memory only at that moment: C++ code may use the
-    storages that an operation made until the next operation begins. An iteration like the recorded one
-    follows a schedule, which moves storages ahead of time; in other iterations, the least recently used
-    storages are evicted when room is needed.
+    Before each operation, the mode reloads all storages among the arguments, independent of any schedule, so
+    no result depends on a schedule. The mode frees device memory only before an operation, since C++ code may
+    use an operation's results until the next operation begins. An iteration that matches the recorded one
+    follows a schedule, which moves storages ahead of time; in other iterations, the storages with the
+    farthest next use are evicted when room is needed.
 
     Attributes:
         limit_bytes: limit of the storages' device memory, bytes.
         counts: counters of transfers, evictions and waits.
-        marked: whether the program itself marks the ends of iterations, instead of the first optimizer's
-            steps.
+        marked: whether the program marks the ends of iterations; otherwise the first optimizer's steps do.
         storages: registry of the known storages.
         iterations: the recurring iterations of the program, and their schedules.
         transfers: offloads and reloads storages.
-        eviction: evicts storages where no schedule makes room.
+        eviction: evicts storages when no schedule makes room.
         headroom: headroom of the pool; None without a pool.
         traits: traits of the operations.
         operations: runs the operations that the mode sees.
@@ -92,8 +91,9 @@ class OffloadMode(TorchDispatchMode):
             limit_bytes: most bytes of device memory for the storages.
             alignment: sizes are rounded up to a multiple of this, bytes.
             host_bytes: most bytes of host memory that schedules use; None: no limit.
-            client: client of the pool that serves the device. Workspaces of running operations are measured
-                and count; memory that the pool serves to unknown storages is subtracted from the limit.
+            client: client of the pool that serves the device. With a pool, workspaces of running operations
+                are measured and count, and memory that the pool serves to unknown storages is subtracted from
+                the limit.
             on_iteration_end: called when an optimizer's step ends an iteration.
             reset_plans: makes the pool forget its plans.
         """
@@ -117,7 +117,7 @@ class OffloadMode(TorchDispatchMode):
         self.traits = TraitsRegistry(device.type)
         self._traits = self.traits.by_id
         counters = None if client is None else PoolCounters(client)
-        footprints = OpFootprints(counters, alignment, lambda: self.eviction.spare)
+        footprints = OpFootprints(counters, alignment, lambda: self.eviction.spare_bytes)
         self.operations = OperationRunner(
             engine,
             self.storages,
@@ -171,7 +171,7 @@ class OffloadMode(TorchDispatchMode):
             self.operations.make_room_for,
         )
         self._set_ours = interposer.library().mempool_interposer_ours
-        self._keeps: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
+        self._keeping_operations: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
             GraphCaptures(self.begin_capture, self.end_capture, engine.note_stream)
             if engine.streams
@@ -181,7 +181,7 @@ class OffloadMode(TorchDispatchMode):
     # --- iterations
 
     def __enter__(self) -> Self:
-        # PyTorch does so at the first operation, where Ctrl-C would break the import.
+        # Otherwise PyTorch imports it at the first operation, where Ctrl-C would break the import.
         importlib.import_module("torch._dynamo")
 
         interposer.install(self)
@@ -214,7 +214,7 @@ class OffloadMode(TorchDispatchMode):
         if self.relative_limit is not None:
             self.relative_limit.end()
         if self.headroom is not None:
-            self.headroom.end()  # what comes back now is not within the limit
+            self.headroom.end()  # reloads from now on do not count against the limit
         self.transfers.reload_all()
         self.iterations.close()
         forking.discard(self)
@@ -236,15 +236,15 @@ class OffloadMode(TorchDispatchMode):
         self.iterations.forget()
 
     def begin_capture(self) -> None:
-        """Begin the capture of a graph: nothing leaves until `end_capture`, and no operation is bypassed.
+        """Begin the capture of a graph: until `end_capture`, evict nothing and bypass no operation.
 
-        Storages that other threads use stay on the device anyway.
+        Storages that other threads use always stay on the device.
         """
         if threading.get_ident() == self.transfers.thread:
             self.operations.close_bypass()
             self.iterations.suspend()
             self.operations.is_partial = True
-            interposer.begin_entries(self)  # so that each storage is met, and stays, before its entries
+            interposer.begin_entries(self)  # the mode must see a storage before its entries
         with self.transfers.lock:
             self.transfers.wait_all()
             self.engine.begin_capture()
@@ -257,7 +257,7 @@ class OffloadMode(TorchDispatchMode):
             self.engine.end_capture()
 
     def _before_optimizer_step(self, _: torch.optim.Optimizer) -> None:
-        """Stop the period detection before an optimizer steps: training's repetitions are no iterations."""
+        """Stop the period detection at an optimizer's first step, which marks iterations instead."""
         if threading.get_ident() == self.transfers.thread:
             self._stop_detection()
 
@@ -282,7 +282,7 @@ class OffloadMode(TorchDispatchMode):
         self._has_warned_of_thread = True
 
     def begin(self) -> None:
-        """Begin an iteration; operations since the end of the last iteration belong to no iteration."""
+        """Begin an iteration; operations between two iterations belong to neither."""
         self.marked = True
         self._stop_detection()
         self.operations.remove_dead()
@@ -313,7 +313,7 @@ class OffloadMode(TorchDispatchMode):
 
     def _end_iteration(self) -> None:
         operations = self.operations
-        if self.bypass is not None and self._detector is None:  # else the mode runs an operation
+        if self.bypass is not None and self._detector is None:  # otherwise the mode is inside an operation
             self.bypass.end_iteration()
         operations.remove_dead()
         if self.bypass is not None and self.bypass.is_standing_by:
@@ -340,12 +340,14 @@ class OffloadMode(TorchDispatchMode):
             self.headroom.warn_of_excess()
 
     def _end_seen_iteration(self, peak_bytes: int) -> None:
-        """End an iteration whose operations were seen, or followed; `peak_bytes`: most bytes held."""
-        if self.headroom is None or not self.headroom.is_followed:  # else what was made is not registered yet
+        """End an iteration whose operations were seen or followed, with a peak of `peak_bytes`."""
+        if (
+            self.headroom is None or not self.headroom.defers_registration
+        ):  # else storages are not registered yet
             self.iterations.limit_bytes = self.limit_bytes - self._foreign_bytes()
         partial, self.operations.is_partial = self.operations.is_partial, False
-        is_followed = not partial and self.iterations.is_followed and self.iterations.is_final
-        followed = self.iterations.pattern if is_followed else None
+        has_followed = not partial and self.iterations.has_followed_schedule and self.iterations.is_final
+        followed = self.iterations.pattern if has_followed else None
         if partial:
             self.counts.end_iteration()
             self.iterations.resume()
@@ -364,7 +366,7 @@ class OffloadMode(TorchDispatchMode):
         return self.bypass is not None and self.bypass.is_open
 
     def _foreign_bytes(self) -> int:
-        """Return the bytes that the pool holds or serves (to threads, libraries) for no known storage."""
+        """Return the bytes of the pool that belong to no known storage, such as those of libraries."""
         if self._client is None or self.headroom is None:
             return 0
         if not self.headroom.holds_arena:
@@ -377,9 +379,9 @@ class OffloadMode(TorchDispatchMode):
         beyond = {} if self.headroom is None else self.headroom.values()
         values = report_values(self.counts, self.iterations.schedule)
         if self.bypass is not None:
-            values["bypassed"] += self.bypass.passed
+            values["bypassed"] += self.bypass.skipped_operations
         if self.follower is not None:
-            values["followed"] = self.follower.passed
+            values["followed"] = self.follower.followed_operations
         limit_bytes = None if self.limit_bytes == UNDECIDED else self.limit_bytes
         return {"limit_bytes": limit_bytes, **values, **beyond}
 
@@ -388,7 +390,7 @@ class OffloadMode(TorchDispatchMode):
     def reload(self, absent: list[torch.Tensor]) -> None:
         """Make the bytes of these tensors accessible for an operation of a loop over single entries.
 
-        A CPU reads and writes the host copy, which is the only one unless the storage is on the way back.
+        On a CPU, the operation uses the host copy in place, unless a reload is under way.
         """
         records = [record for one in absent if (record := self.storages.find(one.untyped_storage()))]
         if self.storages.device != "cpu":
@@ -405,8 +407,8 @@ class OffloadMode(TorchDispatchMode):
         writes: bool,  # noqa: FBT001
         given: list[tuple[Any, StorageRecord, bool, bool]],
     ) -> None:
-        """Reload and pin the storages of an argument, and add entries to `given` for `interposer`."""
-        self.counts.beside += 1
+        """Reload and pin the storages of an argument, and add an entry per storage to `given`."""
+        self.counts.other_threads += 1
         other = threading.get_ident() != self.transfers.thread
         for plain, storage in storages_in(tensor):
             if (record := self.operations.known_record(plain, storage)) is None:
@@ -418,13 +420,13 @@ class OffloadMode(TorchDispatchMode):
                 self.transfers.hold_resident(record)  # another thread may use another stream
 
     def _keeps_arguments(self, operation: str) -> bool:
-        """Return whether arguments are used after the operation, such as ``aten::add.Tensor``."""
-        if (keeps := self._keeps.get(operation)) is None:
+        """Return whether an operation uses arguments after its end; a name is like ``aten::add.Tensor``."""
+        if (keeps := self._keeping_operations.get(operation)) is None:
             space, _, name = operation.partition("::")
             name, _, overload = name.partition(".")
             function = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
             effects = self.traits.of(function).effects
-            keeps = self._keeps[operation] = effects is not None and effects.keeps
+            keeps = self._keeping_operations[operation] = effects is not None and effects.retains_tensors
         return keeps
 
     # --- operations
@@ -436,7 +438,7 @@ class OffloadMode(TorchDispatchMode):
         if self._is_foreign_thread():
             return func(*args, **kwargs)
         if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # the result has no memory, and a size may be a symbol of a trace
+            return func(*args, **kwargs)  # no memory; sizes may be symbolic
         self._set_ours(1)
         try:
             return self._dispatch(func, types, args, kwargs)
@@ -444,9 +446,9 @@ class OffloadMode(TorchDispatchMode):
             self._set_ours(0)
 
     def _is_foreign_thread(self) -> bool:
-        """Return whether this is one of PyTorch's threads that took over the program's modes.
+        """Return whether this is a thread of autograd's engine, which inherits the program's modes.
 
-        A GPU's backward pass runs in a thread of autograd's engine while the program's thread waits.
+        A GPU's backward pass runs in such a thread while the program's thread waits.
         """
         return threading.get_ident() != self.transfers.thread and (
             self.storages.device == "cpu" or torch._C._current_graph_task_id() == -1
@@ -456,7 +458,7 @@ class OffloadMode(TorchDispatchMode):
         if types and (is_wrapper := self.traits.skips(types)) is not None:
             if is_wrapper:
                 return NotImplemented
-            if wraps_memory(args, kwargs):  # the mode of the trace runs operations on them, unseen
+            if wraps_memory(args, kwargs):  # the tracing mode runs operations on them, unseen here
                 self.transfers.reload_all()
             return func(*args, **kwargs)
         traits = self._traits.get(id(func)) or self.traits.of(func)
@@ -487,7 +489,7 @@ class OffloadMode(TorchDispatchMode):
             interposer.begin_entries(self)
 
     def _stop_detection(self) -> None:
-        """Switch to marked iterations: stop the period detection, and forget the detected iterations."""
+        """Stop the period detection, and forget the detected iterations: marks or optimizer steps follow."""
         if self._detector is not None:
             self._detector = None
             self.iterations.forget()

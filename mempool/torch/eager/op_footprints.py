@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from mempool import _core
 
-#: Operations with large workspaces: until measured, the estimate is the bytes of arguments and results.
+#: Operations with large workspaces: until measured, the estimate is the sum of argument and result bytes.
 _HUNGRY = ("conv", "rnn", "lstm", "gru", "to_sparse")
-#: The same of an operation with sparse tensors as a share: a conversion from CSR takes 2.7 times these bytes.
+#: Workspace estimate for an operation with sparse tensors, as a multiple of argument and result bytes: a
+#: conversion from CSR takes 2.7 times as much.
 _SPARSE_SHARE = 3
-#: Operations that share a workspace, which cuBLAS keeps for each thread: 32 MiB on an H100.
+#: Operations that share cuBLAS's workspace, one per thread: 32 MiB on an H100.
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear")
 
 
@@ -63,44 +64,44 @@ class PoolCounters:
         live = self._client.stats()["live"]
         self._live, self._total = live["current"], live["total"]
 
-    def taken(self) -> int:
-        """Return an upper bound of the bytes alive at once since `begin`, beyond those alive at `begin`.
+    def taken_bytes(self) -> int:
+        """Return an upper bound of the peak since `begin`, in bytes above the bytes alive at `begin`.
 
-        The bound is the smaller of all bytes allocated since and the distance to the pool's peak so far: each
-        may exceed the true number, neither is below.
+        Two numbers bound the peak, and the smaller counts: the bytes allocated since `begin`, and the
+        distance from the bytes alive at `begin` to the pool's all-time peak.
         """
         live: dict[str, int] = self._client.stats()["live"]
         return max(min(live["total"] - self._total, live["peak"] - self._live), 0)
 
-    def kept(self) -> int:
-        """Return the bytes alive now beyond those alive at `begin`."""
+    def kept_bytes(self) -> int:
+        """Return the increase of live bytes since `begin`."""
         return max(int(self._client.stats()["live"]["current"]) - self._live, 0)
 
 
 class OpFootprints:
     """Cache of footprints by operation and shapes.
 
-    The unknown footprint of an operation of PyTorch is computed with tensors that have no memory; if the
-    result's size depends on data, a bound or the largest result seen is used. An operation with kernels of
-    the program or of another library runs only when the program runs it: the guess for its first run is the
-    largest ratio of results to arguments seen, or 1.
+    The footprint of an operation of PyTorch is computed with tensors without memory. If the result's size
+    depends on data, a bound or the largest result seen is used. A kernel of the program or of another library
+    must not run for an estimate: the guess for the first run is the largest ratio of result bytes to argument
+    bytes seen so far, or 1.
     """
 
     def __init__(
         self,
         counters: PoolCounters | None = None,
         alignment: int = 1,
-        spare: Callable[[], int] = lambda: 0,
+        spare_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create an empty cache.
 
         Args:
-            counters: the pool's; without any, workspaces stay unknown.
+            counters: the pool's counters; without a pool, workspaces stay unknown.
             alignment: sizes are rounded up to a multiple of this, bytes.
-            spare: returns the free bytes without any eviction.
+            spare_bytes: returns the bytes that are free before any eviction.
         """
         self._counters = counters
-        self.spare = spare
+        self.spare_bytes = spare_bytes
         self._alignment = alignment
         self.cache: dict[Any, Footprint] = {}
         self._largest_result: dict[Any, int] = {}
@@ -118,12 +119,12 @@ class OpFootprints:
             kwargs: keyword arguments.
             given: bytes of the storages among the arguments.
         """
-        sized = given == 0  # sized by a number, as arange; elsewhere numbers are learning rates and the like
+        sized = given == 0  # without tensors, numbers determine the size, as in arange
         try:
-            key = (func, _part(args, sized), _part(kwargs, sized) if kwargs else None)
+            key = (func, _size_key(args, sized), _size_key(kwargs, sized) if kwargs else None)
             need = self.cache.get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no hash or shape: a nested tensor
-            return Footprint(self._predicted_bytes(func, args, kwargs, given)[0] if func in NATIVE else 0)
+        except (AttributeError, RuntimeError, TypeError):  # a nested tensor has no hash or shape
+            return Footprint(self._predict_bytes(func, args, kwargs, given)[0] if func in NATIVE else 0)
         if need is None:
             if len(self.cache) >= OPTIONS.max_footprints:
                 self.cache.clear()
@@ -133,19 +134,19 @@ class OpFootprints:
                 return need
             sparse = _is_sparse(args)
             modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and not sparse
-            modest = modest and _is_even(args)
-            ample = modest and 0 < given * OPTIONS.footprint_ample <= self.spare()
-            made, is_guess = (0, False) if ample else self._predicted_bytes(func, args, kwargs, given)
-            more = 0 if ample else _unpredicted_bytes(func, args)
+            modest = modest and _has_one_shape(args)
+            ample = modest and 0 < given * OPTIONS.footprint_ample <= self.spare_bytes()
+            made, is_guess = (0, False) if ample else self._predict_bytes(func, args, kwargs, given)
+            more = 0 if ample else _bound_unpredicted(func, args)
             touched = given + made + (more if func in self._workspace_share else 0)
-            workspace = self._estimated_workspace(func, touched, sparse=sparse)
+            workspace = self._estimate_workspace(func, touched, sparse=sparse)
             need = self.cache[key] = Footprint(made + more, workspace, is_guess=is_guess or more > 0)
         if self._kept_workspace and _is_product(func) and threading.get_ident() not in self._product_threads:
             need.workspace_bytes, need.samples = max(need.workspace_bytes, self._kept_workspace), 0
         return need
 
-    def _estimated_workspace(self, func: Any, touched: int, *, sparse: bool) -> int:
-        """Estimate the workspace: the same share of the touched bytes as with other shapes."""
+    def _estimate_workspace(self, func: Any, touched: int, *, sparse: bool) -> int:
+        """Estimate the workspace from its ratio to the touched bytes with other shapes."""
         if self._counters is None:
             return 0
         share = self._workspace_share.get(func)
@@ -161,7 +162,7 @@ class OpFootprints:
             self._counters.begin()
 
     def end(self, func: Any, need: Footprint, given: int, made: int) -> None:
-        """Record an ended operation's argument and result bytes, and the workspace if it is sampled."""
+        """Record the argument and result bytes of an operation, and the workspace if sampled."""
         self._growth[func] = max(self._growth.get(func, 0), made / max(given, 1))
         if made > need.result_bytes or need.is_guess:
             need.is_guess = False
@@ -169,20 +170,20 @@ class OpFootprints:
             self._largest_result[func] = max(self._largest_result.get(func, 0), made)
         if need.samples < OPTIONS.footprint_samples:
             if self._counters is not None:
-                room = max(self._counters.taken() - made, 0)
+                room = max(self._counters.taken_bytes() - made, 0)
                 if _is_product(func) and threading.get_ident() not in self._product_threads:
                     self._product_threads.add(threading.get_ident())
-                    self._kept_workspace = max(self._kept_workspace, self._counters.kept() - made)
+                    self._kept_workspace = max(self._kept_workspace, self._counters.kept_bytes() - made)
                 need.workspace_bytes = min(need.workspace_bytes, room) if need.samples else room
                 self._workspace_share[func] = max(
                     self._workspace_share.get(func, 0), room / max(given + made, 1)
                 )
             need.samples += 1
 
-    def _predicted_bytes(self, func: Any, args: Any, kwargs: Any, given: int) -> tuple[int, bool]:
-        """Return the bytes of an operation's results, and whether they are a guess."""
+    def _predict_bytes(self, func: Any, args: Any, kwargs: Any, given: int) -> tuple[int, bool]:
+        """Return the bytes of an operation's results, and whether the number is a guess."""
         with contextlib.suppress(Exception):  # data-dependent size, no meta kernel, or sparse results
-            return self._rounded(_without_memory(func, args, kwargs)), False
+            return self._rounded(_meta_result_sizes(func, args, kwargs)), False
         with contextlib.suppress(Exception):  # no bound, or arguments that the bound does not expect
             return _BOUNDS[func.name().partition(".")[0]](args), False
         largest = self._largest_result.get(func, 0)
@@ -193,25 +194,25 @@ class OpFootprints:
         return sum(-(-size // unit) * unit for size in sizes)
 
 
-def _is_even(args: Any) -> bool:
+def _has_one_shape(args: Any) -> bool:
     """Return whether all tensors among these arguments have one shape."""
     return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
 
 
 def _is_sparse(args: Any) -> bool:
-    """Return whether a sparse tensor, whose bytes no shape tells, is among these arguments."""
+    """Return whether a sparse tensor is among these arguments: its shape does not determine its bytes."""
     return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in args)
 
 
-def _part(value: Any, sized: bool) -> Any:  # noqa: FBT001
+def _size_key(value: Any, sized: bool) -> Any:  # noqa: FBT001
     """Return the part of an argument that determines the size of a result; floats count only if ``sized``."""
     kind = type(value)
     if kind in PLAIN and value.layout is torch.strided:
         return value.shape, value.dtype, None if value.is_contiguous() else value.stride()
     if kind is tuple or kind is list:
-        return tuple([_part(entry, sized) for entry in value])
+        return tuple([_size_key(entry, sized) for entry in value])
     if kind is dict:
-        return tuple([(name, _part(entry, sized)) for name, entry in value.items()])
+        return tuple([(name, _size_key(entry, sized)) for name, entry in value.items()])
     if isinstance(value, torch.Tensor):
         return kind, value.shape, value.dtype
     return kind, None if kind is float and not sized else value
@@ -230,7 +231,7 @@ def _takes_device(func: Any) -> bool:
 
 @contextlib.contextmanager
 def _hidden_from_profiler() -> Iterator[None]:
-    """Run operations that no profile shows: the program does not run them."""
+    """Hide operations from profiles: they run for an estimate, not for the program."""
     torch.autograd._enable_record_function(False)  # noqa: FBT003
     try:
         yield
@@ -238,8 +239,8 @@ def _hidden_from_profiler() -> Iterator[None]:
         torch.autograd._enable_record_function(True)  # noqa: FBT003
 
 
-def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
-    """Return the sizes of an operation's new storages, computed with meta tensors of the same shapes.
+def _meta_result_sizes(func: Any, args: Any, kwargs: Any) -> list[int]:
+    """Return the sizes in bytes of an operation's new storages, computed with meta tensors.
 
     Raises:
         TypeError: a result is sparse, with a size that depends on data.
@@ -255,7 +256,7 @@ def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
 
     with _disable_current_modes(), torch.no_grad(), _hidden_from_profiler():
         args, kwargs = tree_map(empty, (args, kwargs))
-        if _takes_device(func):  # without one, `rand` would draw numbers on the default device
+        if _takes_device(func):  # otherwise `rand` would draw numbers on the default device
             kwargs = {**kwargs, "device": torch.device("meta")}
         given = {id(storage) for tensor in tensors_in((args, kwargs)) for _, storage in storages_in(tensor)}
         results = func(*args, **kwargs)
@@ -265,34 +266,34 @@ def _without_memory(func: Any, args: Any, kwargs: Any) -> list[int]:
     return [size for key, size in made.items() if key not in given]
 
 
-def _indices(args: Any) -> int:
+def _nonzero_bound(args: Any) -> int:
     """Bound the result of ``nonzero``: int64[numel, dim]."""
     return int(8 * args[0].numel() * max(args[0].dim(), 1))
 
 
-def _chosen(args: Any) -> int:
+def _masked_select_bound(args: Any) -> int:
     """Bound the result of ``masked_select``: every element."""
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     return int(args[0].element_size() * shape.numel())
 
 
-def _distinct(args: Any) -> int:
+def _unique_bound(args: Any) -> int:
     """Bound the results of ``unique`` and variants: each element with an index and a count."""
     return int((args[0].element_size() + 16) * args[0].numel())
 
 
-def _all(args: Any) -> int:
+def _index_bound(args: Any) -> int:
     """Bound the result of ``index`` with masks, or of a sparse tensor made dense: every element."""
     return int(args[0].element_size() * args[0].numel())
 
 
-def _sparse(args: Any) -> int:
+def _to_sparse_bound(args: Any) -> int:
     """Bound a dense tensor made sparse: every element, with its indices."""
     return int((args[0].element_size() + 8 * args[0].dim()) * args[0].numel())
 
 
-def _unpredicted_bytes(func: Any, args: Any) -> int:
-    """Bound the results that PyTorch's computation of shapes leaves empty.
+def _bound_unpredicted(func: Any, args: Any) -> int:
+    """Bound the sizes of results that PyTorch's shape computation reports as empty.
 
     On the CPU, a layer of an RNN returns the values that its backward needs: oneDNN 3 takes 15.3 to 16.4
     times the output's bytes and up to 50 KiB, for 7 to 100 steps of 3 to 32 sequences with 24 to 512
@@ -306,14 +307,16 @@ def _unpredicted_bytes(func: Any, args: Any) -> int:
 
 #: Upper bounds in bytes for operations whose result size depends on data.
 _BOUNDS: dict[str, Callable[[Any], int]] = {
-    "aten::nonzero": _indices,
-    "aten::masked_select": _chosen,
-    "aten::_unique": _distinct,
-    "aten::_unique2": _distinct,
-    "aten::unique_dim": _distinct,
-    "aten::unique_consecutive": _distinct,
-    "aten::unique_dim_consecutive": _distinct,
-    "aten::index": _all,
-    "aten::_to_dense": _all,
-    **dict.fromkeys((f"aten::_to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), _sparse),
+    "aten::nonzero": _nonzero_bound,
+    "aten::masked_select": _masked_select_bound,
+    "aten::_unique": _unique_bound,
+    "aten::_unique2": _unique_bound,
+    "aten::unique_dim": _unique_bound,
+    "aten::unique_consecutive": _unique_bound,
+    "aten::unique_dim_consecutive": _unique_bound,
+    "aten::index": _index_bound,
+    "aten::_to_dense": _index_bound,
+    **dict.fromkeys(
+        (f"aten::_to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), _to_sparse_bound
+    ),
 }

@@ -35,7 +35,7 @@ class OperationRunner:
     Attributes:
         footprints: memory that operations need.
         unwritten: storages, by key, that an operation made and nothing has written yet.
-        clock: number of the operation, counted over all iterations.
+        clock: number of operations so far, in all iterations.
         is_partial: whether operations of this iteration were not seen.
         follower: follows schedules without the mode; None: the mode sees every operation.
         bypass: lets operations skip the mode while nothing has to move; None: the mode sees every operation.
@@ -77,7 +77,7 @@ class OperationRunner:
         self.unwritten = {key: record for key, record in self.unwritten.items() if record() is not None}
 
     def view(self, args: Any) -> None:
-        """Reload the storages of a view's base: PyTorch checks that the view lies within the storage."""
+        """Reload the storages of a view's base, since PyTorch compares the view with the storage's size."""
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 storages: Any = [storage for _, storage in storages_in(arg)]
@@ -142,7 +142,7 @@ class OperationRunner:
             or (headroom is not None and needed and headroom.lacks(needed))
         ):
             self.admit(needed, given)
-        for record in written:  # even if the operation fails half-way
+        for record in written:  # even if the operation fails
             record.has_valid_copy = False
         iterations.mark_start(footprint)
         result, made = self._perform(traits, args, kwargs, given, footprint, size)
@@ -170,7 +170,7 @@ class OperationRunner:
         footprint: Footprint,
         size: int,
     ) -> tuple[Any, list[StorageRecord]]:
-        """Run an operation for which there is room; return its result and the new storages of the result."""
+        """Run an operation after room was made; return the result and the result's new storages."""
         func, sampled = traits.function, footprint.samples < OPTIONS.footprint_samples
         if sampled:
             self.footprints.begin()
@@ -195,8 +195,8 @@ class OperationRunner:
     def run_bypassed(self, bypass: Bypass, traits: OperatorTraits, args: Any, kwargs: Any) -> Any:
         """Run an operation that reached this mode while the bypass is open.
 
-        If room suffices, the bypass learns the operation, so that the next operation like this one may skip
-        the mode; otherwise the bypass is closed.
+        If room suffices, the bypass learns the operation: later operations with the same traits and footprint
+        skip the mode. Otherwise the bypass is closed.
         """
         if traits.makes_views(args):
             bypass.learn(traits, 0)
@@ -237,8 +237,9 @@ class OperationRunner:
     def _call_with_effects(self, func: Any, effects: UndeclaredEffects, *args: Any, **kwargs: Any) -> Any:
         """Run an operation that may use tensors beyond the arguments.
 
-        This mode sees no operation nested in the one that it handles. So all storages are reloaded before an
-        operation that takes functions, and operations of a kernel in Python count as the program's.
+        PyTorch disables a mode while the mode handles an operation, so nested operations are unseen. All
+        storages are therefore reloaded before an operation that takes functions, and the mode is enabled
+        again for a kernel in Python, whose operations count as the program's.
         """
         if effects.functions:
             self._transfers.reload_all()
@@ -249,10 +250,10 @@ class OperationRunner:
     def _apply_effects(
         self, effects: UndeclaredEffects, given: list[StorageRecord], made: list[StorageRecord]
     ) -> None:
-        if effects.keeps:
+        if effects.retains_tensors:
             for record in (*given, *made):
                 self._transfers.hold_resident(record)
-        if effects.blank:  # C++ functions write into the new storage next, past the dispatcher
+        if effects.leaves_unwritten:  # C++ functions write the new storage next, past the dispatcher
             for record in made:
                 record.pins += 1
                 self.unwritten[record.key] = record
@@ -272,9 +273,9 @@ class OperationRunner:
         self._eviction.admit(needed, given, self.clock, ahead=not self._iterations.is_following)
 
     def make_room_for(self, record: StorageRecord) -> None:
-        """Make room for a storage that code past the mode needs, if it is offloaded.
+        """Make room for an offloaded storage that code outside the mode needs.
 
-        Other threads make no room: the storages of the operation in progress could leave.
+        In other threads, make no room: the storages of the operation in progress could be evicted.
         """
         if record.state == OFFLOADED and threading.get_ident() == self._transfers.thread:
             self.admit(record.rounded_bytes, [])
@@ -282,9 +283,9 @@ class OperationRunner:
     def _can_retry(self, traits: OperatorTraits, given: list[StorageRecord]) -> bool:
         """Return whether an operation that ran out of memory may be retried, after evicting other storages.
 
-        An operation that writes is not retried, since memory may be written already, or an output may have a
-        new shape but no memory; nor is an operation that draws random numbers, since they may be drawn
-        already; nor is an operation with kernels of the program, which may count or print.
+        Three classes of operations are not retried: those that write, since the memory may be written
+        already, or an output may have a new shape without memory; those that draw random numbers, since
+        numbers may be drawn already; and those with kernels of the program, which may count or print.
         """
         if traits.function not in NATIVE:
             return False
@@ -342,7 +343,7 @@ class OperationRunner:
                 written.append(record)
 
     def known_record(self, tensor: torch.Tensor, storage: Any) -> StorageRecord | None:
-        """Return the record of a storage that an operation used, seen here or not; None for others."""
+        """Return the record of a storage that any operation of the program used; None for others."""
         record = self._storages.find(storage)
         if record is None and self.follower is not None and self.follower.adopt(tensor, storage):
             record = self._storages.find(storage)
@@ -372,7 +373,7 @@ class OperationRunner:
         return made
 
     def remove_dead(self) -> None:
-        """Remove dead storages and their host copies; twice for one storage if Ctrl-C comes meanwhile."""
+        """Remove dead storages and their host copies; repeat an interrupted removal after a Ctrl-C."""
         for record in self._storages.take_dead():
             if record.copy is not None:
                 self._engine.drop(record.copy)

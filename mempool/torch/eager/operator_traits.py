@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 #: Tensor classes that wrap no other tensor; most tensors are of these.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-#: Views that copy no sparse tensor; as operations.hpp has them.
+#: Views that copy no sparse tensor; the same list as in operations.hpp.
 _SHARE_SPARSE = frozenset(("_indices", "_values", "indices", "values", "detach", "alias"))
-#: Operations whose footprint depends on more than shapes: on data, or on a storage's present size.
+#: Operations whose footprint depends on data, or on a storage's present size, as well as on shapes.
 _SIZED_OTHERWISE = frozenset(
     ("resize", "resize_", "resize_as_", "_resize_output_", "set_", "_to_sparse", "to_sparse", "bincount")
 )
-#: Namespaces whose schemas declare all writes. Elsewhere they often do not: all arguments count as written.
+#: Namespaces whose schemas declare all writes. In other namespaces, all arguments count as written.
 _DECLARED = ("aten", "prims", "prim")
-#: Operations whose arguments are read later, past the dispatcher: C++ objects keep them (quantizers their
-#: scales, nested tensors their sizes, packed weights), or other streams and communication go on using them.
+#: Operations whose arguments are read after the operation, past the dispatcher: by C++ objects (scales of
+#: quantizers, sizes of nested tensors, packed weights), by other streams, or by communication.
 _KEEPERS = (
     "per_channel",
     "_nested_tensor",
@@ -60,18 +60,19 @@ class OperatorTraits:
 
     Attributes:
         function: the operation.
-        call: callable that runs the operation, without a detour through Python if possible.
+        call: callable that runs the operation, in C++ alone if possible.
         asks: see `Operation`.
-        views: see `Operation`; also true of the operation that reads a single number: like a view, it is
-            right wherever the storage lies.
+        views: see `Operation`; also true of the operation that reads a single number: both are correct on the
+            device and on the host copy.
         whole: see `Operation`.
         arguments: see `Operation`.
         effects: undeclared memory effects, or None.
         is_foreach: whether the arguments are lists of tensors, whose bytes alone determine the results'.
         may_pass: whether the operation may skip the mode while nothing moves: the argument shapes determine
             the result size, and the schema declares all memory accesses.
-        may_be_followed: whether the operation may skip the mode where a schedule expects it: as `may_pass`,
-            but results are written, and marks of the profiler may pass.
+        may_be_followed: whether the operation may skip the mode at its position in a schedule: as `may_pass`,
+            except that the operation must write its results, and that marks of the profiler may skip the
+            mode.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ class OperatorTraits:
 
     def __init__(self, function: Any, device: str) -> None:
         """Compute the traits of a function on a kind of device such as ``cpu``."""
-        operation = learned(function)
+        operation = operation_of(function)
         self.function = function
         self._is_operator = type(function) is torch._ops.OpOverload
         self._call = function._op if self._is_operator else function
@@ -93,7 +94,7 @@ class OperatorTraits:
         name = operation.name.partition("::")[2].split(".", 1)[0]
         self.is_foreach = name.startswith("_foreach_")
         self.may_pass = (
-            (self.effects is None or self.effects.only_blank)
+            (self.effects is None or self.effects.only_leaves_unwritten)
             and operation.name.startswith("aten::")
             and name not in _SIZED_OTHERWISE
             and torch.Tag.dynamic_output_shape not in getattr(function, "tags", ())
@@ -103,7 +104,7 @@ class OperatorTraits:
         self.may_be_followed = (self.may_pass and self.effects is None) or _namespace(operation) == "profiler"
 
     def repeat(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program's operation for the program; profiles have the operation already."""
+        """Run the program's operation again without a second entry in profiles."""
         if self._is_operator:
             interposer.leave_out_of_profiles()
         return self._call(*args, **kwargs)
@@ -136,7 +137,7 @@ class TraitsRegistry:
         self._has_warned = False
 
     def of(self, func: Any) -> OperatorTraits:
-        """Return the cached traits of an operation."""
+        """Return the traits of an operation, from the cache if possible."""
         traits = self.by_id.get(id(func))
         if traits is None:
             if not self._has_warned and is_compiled():
@@ -152,9 +153,9 @@ class TraitsRegistry:
         """Classify the tensor classes among an operation's arguments.
 
         Returns:
-            True if a class wraps other tensors, which are dispatched later; False for fake tensors, which
-            have no memory, and for functional tensors, which only the mode of a trace can unwrap; None if
-            neither is among them.
+            True if a class wraps other tensors, which are dispatched later. False for fake tensors, which
+            have no memory, and for functional tensors, which only a tracing mode can unwrap. None if all are
+            plain tensors.
         """
         for cls in types:
             if cls is FakeTensor or cls is FunctionalTensor:
@@ -172,7 +173,7 @@ def wraps_memory(args: Any, kwargs: Any) -> bool:
     return any(isinstance(one, FunctionalTensor) and not is_fake(one) for one in tensors_in((args, kwargs)))
 
 
-def learned(func: Any) -> Operation:
+def operation_of(func: Any) -> Operation:
     """Return the traits of an operation; outside PyTorch's namespaces, all arguments count as written."""
     operation = learn(func)
     if operation.whole or _namespace(operation) in _DECLARED:
@@ -187,31 +188,39 @@ class UndeclaredEffects:
 
     Attributes:
         functions: Python functions are among the arguments.
-        keys: dispatch keys of a kernel in Python, which may use tensors beyond the arguments; else None.
-        keeps: arguments or results are used after the operation, past the dispatcher.
-        blank: results are left unwritten.
+        keys: dispatch keys of a kernel in Python, which may use tensors that are no arguments; None without
+            such a kernel.
+        retains_tensors: arguments or results are used after the operation, past the dispatcher.
+        leaves_unwritten: results are left unwritten.
     """
 
     functions: bool
     keys: Any
-    keeps: bool
-    blank: bool
+    retains_tensors: bool
+    leaves_unwritten: bool
 
     @property
-    def only_blank(self) -> bool:
+    def only_leaves_unwritten(self) -> bool:
         """Return whether unwritten results are the only undeclared effect."""
-        return self.blank and not (self.functions or self.keeps or self.keys is not None)
+        return self.leaves_unwritten and not (self.functions or self.retains_tensors or self.keys is not None)
 
 
 def undeclared_effects(func: Any, operation: Operation, device: str) -> UndeclaredEffects | None:
     """Return an operation's undeclared effects on a kind of device; None for most operations."""
     found = UndeclaredEffects(
-        operation.whole, _python(operation, device), _keeps(func, operation), not operation.fills
+        operation.whole,
+        _python_kernel_keys(operation, device),
+        _retains_tensors(func, operation),
+        not operation.fills,
     )
-    return found if found.functions or found.keys is not None or found.keeps or found.blank else None
+    return (
+        found
+        if found.functions or found.keys is not None or found.retains_tensors or found.leaves_unwritten
+        else None
+    )
 
 
-def _keeps(func: Any, operation: Operation) -> bool:
+def _retains_tensors(func: Any, operation: Operation) -> bool:
     schema = getattr(func, "_schema", None)
     objects = schema is not None and any(
         isinstance(value.type, torch._C.ClassType) for value in (*schema.arguments, *schema.returns)
@@ -220,7 +229,7 @@ def _keeps(func: Any, operation: Operation) -> bool:
     return objects or _namespace(operation) in _KEEPING or any(part in base for part in _KEEPERS)
 
 
-def _python(operation: Operation, device: str) -> Any:
+def _python_kernel_keys(operation: Operation, device: str) -> Any:
     if operation.whole or not operation.arguments:
         return None
     name = operation.name.replace("::", "/")
@@ -240,7 +249,7 @@ def is_overridden(operation: Operation) -> bool:
 
 
 class NativeOperations:
-    """Decides which operations have kernels of PyTorch only, which may run for an estimate or a second time.
+    """Set of the operations with kernels of PyTorch alone, which may run for an estimate or a second time.
 
     Kernels of a program or of another library, in Python or C++, may print, count or draw random numbers.
     """

@@ -26,7 +26,7 @@ class OperationActions(NamedTuple):
 
     function: Any  #: the operation
     before: tuple[tuple[int, int], ...]  #: (RELEASE or RELOAD, row), in order
-    after: tuple[tuple[int, int], ...]  #: (row that leaves, place of the copy on the host)
+    after: tuple[tuple[int, int], ...]  #: (offloaded row, address of the copy on the host)
     dropped_copies: tuple[int, ...]  #: rows whose copies on the host are no longer needed
     results: tuple[int, ...]  #: rows of the operation's results, in order
 
@@ -41,11 +41,11 @@ class OffloadSchedule:
         swap: the schedule, and the result of the schedule's replay.
         before: by operation, (RELEASE or RELOAD, row), in order.
         copies: places of the copies on the host.
-        after: by operation, (row that leaves, place of the copy on the host).
+        after: by operation, (offloaded row, place of the copy on the host).
         dropped_copies: by operation, the rows whose copies on the host are no longer needed afterwards.
         row_bytes: bytes of each row.
         reload_moves: row of the schedule, by (operation that uses the reloaded buffer, row of the buffer).
-        changes: how often the schedule was changed after waits.
+        changes: number of changes of the schedule after waits.
     """
 
     recording: RecordedIteration
@@ -68,7 +68,7 @@ class OffloadSchedule:
         return self.recording.functions
 
     def offloaded_rows(self, at: int) -> list[int]:
-        """Return the rows that are offloaded, or about to leave, before an operation."""
+        """Return the rows that are offloaded or being offloaded before an operation."""
         moves, k = self.swap.schedule, len(self)
         now = (moves.out < at) & (at <= moves.fetch)
         found: list[int] = moves.buffer[now | (moves.out < at + k) & (at + k <= moves.fetch)].tolist()
@@ -84,7 +84,7 @@ class OffloadSchedule:
     def actions(self) -> list[OperationActions]:
         """Return the entries of all operations."""
         made: dict[int, list[int]] = defaultdict(list)
-        for (at, place), row in sorted(self.recorded.born.items()):
+        for (at, place), row in sorted(self.recorded.row_of_birth.items()):
             if place >= 0:
                 made[at].append(row)
         return [
@@ -111,7 +111,7 @@ def schedule_of(
     copies: HostCopies,
     changes: int = 0,
 ) -> OffloadSchedule:
-    """Convert a schedule and its host copies to actions; `changes`: how often waits changed the schedule."""
+    """Convert a schedule and its host copies to actions; `changes`: number of changes after waits."""
     k, moves = len(recording), swap.schedule
     made = OffloadSchedule(
         recording, recorded, swap, copies, row_bytes=recorded.step.size.tolist(), changes=changes
@@ -139,24 +139,24 @@ class OffloadPattern:
 
     Attributes:
         schedule: offload schedule, by operation.
-        followed: whether an iteration followed the schedule.
+        was_followed: whether an iteration followed the schedule.
         last_used: number of the last iteration of this pattern.
         footprints: for each operation, the operation, the bytes of its tensor arguments, and the footprint.
         timed_iterations: iterations that followed the schedule and measured the durations of operations.
         limit_bytes: limit for which the moves were planned, bytes.
-        lower_limits: how often the moves were replanned for a lower limit.
+        lower_limits: number of replans for a lower limit.
         finished_reloads: rows of the schedule and their reloads, of the last iteration that followed it.
-        expected: the operations as the interposer expects them; None until they are learned.
-        homes: address, and place in the arena or None, of each storage that is resident before an iteration,
-            by number; empty until the pool's plan serves the pattern.
-        arena_bytes: bytes of the arena to which `homes` belongs.
+        expected: the operations that the interposer expects; None until learned.
+        homes: (address, offset in the arena or None) of each storage that is resident before an iteration, by
+            number of the storage; empty until the pool's plan serves the pattern.
+        arena_bytes: size of the arena that `homes` describes.
         stable_iterations: iterations that followed unchanged moves.
         disturbed_iterations: latest iterations in a row with evictions or delayed reloads.
-        is_served: whether the arena has had places for nearly all requests of an iteration.
+        is_served: whether nearly all requests of an iteration have had planned slots in the arena.
     """
 
     schedule: OffloadSchedule
-    followed: bool = False
+    was_followed: bool = False
     last_used: int = 0
     timed_iterations: int = 0
     limit_bytes: int = 0
@@ -171,7 +171,7 @@ class OffloadPattern:
     is_served: bool = False
 
     def forget_places(self, arena_bytes: int) -> None:
-        """Forget the places of storages in the arena: the arena was replaced, or planned for other moves."""
+        """Forget the addresses of storages in the arena, which was replaced or has another plan."""
         self.homes, self.is_served, self.arena_bytes = {}, False, arena_bytes
 
     def record_disturbance(self, *, disturbed: bool) -> bool:
@@ -186,7 +186,7 @@ class OffloadPattern:
 
     @property
     def holds_limit(self) -> bool:
-        """Return whether the moves hold the planned limit; if not, more is evicted than planned."""
+        """Return whether the moves hold the planned limit without unplanned evictions."""
         return self.schedule.swap.limit_bytes <= self.limit_bytes
 
 
@@ -214,14 +214,14 @@ class PatternRegistry:
             pattern.last_used = self._now
 
     def recurs(self, recording: RecordedIteration) -> bool:
-        """Return whether an iteration without a schedule matches a recent one, and another schedule fits in.
+        """Return whether an iteration without a schedule matches a recent one and deserves a schedule.
 
-        A recording without a match is remembered.
+        A recording without a match is remembered for later comparisons.
         """
         if any(recording.matches(kept.schedule.recording) for kept in self._patterns):
             return False
         if not any(recording.matches(seen) for seen in self._unplanned):
-            self._unplanned.append(RecordedIteration(functions=recording.functions, born=recording.born))
+            self._unplanned.append(RecordedIteration(functions=recording.functions, births=recording.births))
             return False
         return (
             len(self._patterns) < OPTIONS.max_patterns
@@ -247,15 +247,16 @@ class PatternRegistry:
         )
 
     def predict_next(self) -> OffloadPattern | None:
-        """Predict the next pattern: the successor of the longest past run that ends like the last iterations.
+        """Predict the next pattern: the successor of the longest past run that equals the last iterations.
 
-        Of equally long runs, the most frequent successor counts; without any, the most frequent pattern.
-        Equally frequent ones are those of the latest run, and the latest pattern.
+        Of equally long runs, the most frequent successor is chosen, and of equally frequent ones, that of the
+        latest run. Without any such run, the most frequent pattern is chosen, and of equally frequent ones,
+        the latest.
         """
         order = list(self.order)
         best, found = 0, list[OffloadPattern]()
         for at in range(len(order) - 1, 0, -1):
-            if at < best:  # all earlier runs are shorter
+            if at < best:  # earlier runs are all shorter
                 break
             if (after := order[at]) is None or (best and order[at - best] is not order[-best]):
                 continue
@@ -273,12 +274,12 @@ class PatternRegistry:
     def matching_prefix(
         self, recording: RecordedIteration, func: Any, but: OffloadPattern | None
     ) -> OffloadPattern | None:
-        """Return another pattern, not `but`, that began like this iteration and continues with `func`.
+        """Return a pattern other than `but` whose beginning matches this iteration, followed by `func`.
 
         With None for `func`, any next operation matches.
         """
         at = len(recording)
-        born = [(when, room) for _, when, room in recording.born]
+        births = [(when, room) for _, when, room in recording.births]
         for pattern in self._patterns:
             other = pattern.schedule.recording
             if (
@@ -286,7 +287,7 @@ class PatternRegistry:
                 and len(other) > at
                 and (func is None or other.functions[at] is func)
                 and other.functions[:at] == recording.functions
-                and [(when, room) for _, when, room in other.born[: len(born)]] == born
+                and [(when, room) for _, when, room in other.births[: len(births)]] == births
             ):
                 return pattern
         return None

@@ -1,4 +1,4 @@
-"""Headroom of a pool under a limit: the pool holds more than the live bytes, and all of that counts."""
+"""Headroom of a pool under a limit, which covers all memory that the pool holds."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _NONE = (1 << 64) - 1
 
 
 class PoolHeadroom:
-    """The pool's own headroom, read before an operation that takes memory.
+    """Headroom of the pool, read before an operation that allocates memory.
 
-    Beyond the live bytes, the pool holds partly free pages, small blocks, memory of other threads and
-    libraries, and an arena as a whole, however full: none of these can be released.
+    In addition to the live bytes, the pool holds partly free pages, small blocks, memory of other threads and
+    libraries, and the whole arena, even if mostly free. The pool cannot release any of these.
 
     Attributes:
         has_places: whether the arena has places for all buffers that the pool has plans for.
-        serves_schedule: whether the current schedule is among these plans, too.
-        limit_bytes: most bytes that the pool holds; above the requested limit if that cannot be held.
+        serves_schedule: whether one of these plans is for the current schedule.
+        limit_bytes: most bytes that the pool may hold; more than the requested limit if that is infeasible.
         holds_arena: whether the pool has any arena.
         is_checked: whether to ask the pool; False while an iteration goes by the pool's plan.
-        is_followed: whether storages are made that nobody registers at once.
+        defers_registration: whether operations run without the mode, so that storages are registered later.
         misses_before: allocations that had missed the pool's plan when the iteration began.
-        foreign_bytes: most bytes held by the pool for no known storage since `begin`, while it had no arena.
+        foreign_bytes: most bytes that the pool held since `begin` for no known storage, while without an
+            arena.
     """
 
     def __init__(self, client: _core.Client, storages: StorageRegistry, limit_bytes: int) -> None:
@@ -38,7 +39,7 @@ class PoolHeadroom:
         self._client, self._pool = client, client.pool
         self._storages = storages
         self.limit_bytes = self._requested_bytes = limit_bytes
-        self.has_places = self.serves_schedule = self.holds_arena = self.is_followed = False
+        self.has_places = self.serves_schedule = self.holds_arena = self.defers_registration = False
         self.is_checked = True
         self.foreign_bytes = 0
         self._pool.set_budget(limit_bytes)
@@ -48,28 +49,28 @@ class PoolHeadroom:
         self._final: dict[str, Any] | None = None  # values at the end
 
     def request(self, limit_bytes: int) -> None:
-        """Replace the requested limit; memory taken until now is no excess."""
+        """Replace the requested limit; memory allocated before does not count as excess."""
         self._requested_bytes, self._peak_before = limit_bytes, self._pool.stats()["reserved"]["peak"]
         self.set_limit(0)
 
     def set_limit(self, least_bytes: int) -> None:
-        """Keep the requested limit, or `least_bytes` if less cannot be held."""
+        """Hold the requested limit, or `least_bytes` if that is the smallest feasible limit."""
         self.limit_bytes = max(least_bytes, self._requested_bytes)
         self._pool.set_budget(self.limit_bytes)
 
     def begin(self, *, by_plan: bool) -> None:
-        """Begin an iteration, or a phase with a new arena; with ``by_plan``, only the plan moves storages."""
+        """Begin an iteration, or a phase with a new arena; `by_plan`: only the schedule moves storages."""
         self.is_checked = not (self.serves_schedule and by_plan)
-        if not self.is_followed:
+        if not self.defers_registration:
             self.foreign_bytes = 0
         self.misses_before = 0 if self.is_checked else self._client.misses()
 
     def lacks(self, more: int) -> bool:
-        """Return whether the pool lacks room for `more` bytes, as far as the pool is asked.
+        """Return whether the pool is known to lack room for `more` bytes.
 
-        In an iteration by the pool's plan, the pool is asked again once an allocation misses its planned
-        place, as when the plan is for another pattern: large results must not be allocated outside the arena
-        then.
+        In an iteration that follows the pool's plan, the pool is asked only after an allocation missed its
+        planned slot, for example because the plan is for another pattern: then large results must not be
+        allocated outside the arena.
         """
         if not self.is_checked:
             if more < self.limit_bytes // OPTIONS.checked_operation_divisor or (
@@ -77,28 +78,28 @@ class PoolHeadroom:
             ):
                 return False
             self.is_checked = True
-        return more > self.left()
+        return more > self.remaining_bytes()
 
     def note_growth(self, more: int) -> None:
-        """Ask the pool again if an operation makes many more bytes than in this place the last time."""
+        """Ask the pool again if an operation allocates many more bytes than last time at this position."""
         self.is_checked |= more >= self.limit_bytes // OPTIONS.checked_operation_divisor
 
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         """Return the bytes that operations may still allocate."""
         storages = self._storages
         room: int = self._pool.room()
-        if not (self.holds_arena or self.is_followed):
+        if not (self.holds_arena or self.defers_registration):
             beside = self.limit_bytes - room - storages.resident_bytes + storages.foreign_bytes
             self.foreign_bytes = max(self.foreign_bytes, beside)
         return room - storages.foreign_bytes
 
     def give_back(self) -> None:
-        """Give back free memory, and the arena as far as nothing lives there."""
+        """Release free memory, and the free parts of the arena."""
         self.is_checked = True
         self._client.give_back(force=True)
 
     def prepare(self, sizes: tuple[int, ...], stream: Any) -> None:
-        """Take and free blocks of these sizes, if the pool must give memory back to have them."""
+        """Allocate and free blocks of these sizes if the pool must release memory to obtain them."""
         if sum(sizes) <= self.limit_bytes - self._pool.stats()["reserved"]["current"]:
             return
         handle = stream.cuda_stream
@@ -107,7 +108,7 @@ class PoolHeadroom:
                 self._client.free(address, handle)
 
     def values(self) -> dict[str, Any]:
-        """Return report entries: how often the pool exceeded the budget, and the largest excess in bytes."""
+        """Return report entries: number of excesses of the budget, and the largest excess in bytes."""
         if self._final is not None:
             return self._final
         stats = self._pool.stats()
@@ -143,9 +144,9 @@ class PoolHeadroom:
 class PoolLearning:
     """Switch of a pool's learning: a pool must not learn an iteration whose moves still change.
 
-    Each change of the moves changes the lifetimes of the same requests. A pool that planned earlier lifetimes
-    would find planned places occupied, and plan around them in an ever larger arena. Until a pool has a plan,
-    the pool reserves little more than the live bytes.
+    Each change of the moves changes the lifetimes of the same requests. A pool with a plan for earlier
+    lifetimes would find planned slots occupied, and replan around them with an ever larger arena. Until a
+    pool has a plan, the pool reserves little more than the live bytes.
     """
 
     def __init__(self, client: _core.Client | None) -> None:
@@ -155,7 +156,7 @@ class PoolLearning:
         self.set(on=False)
 
     def set(self, *, on: bool) -> None:
-        """Let the pool learn, or not."""
+        """Start or stop the pool's learning."""
         if self._client is not None and on != self._is_on:
             self._is_on = on
             if on:
@@ -164,7 +165,7 @@ class PoolLearning:
                 self._client.enter_dynamic()
 
     def begin(self) -> None:
-        """Let the pool learn moves that have become stable, and give memory back that they do not need."""
+        """Let the pool learn moves that have become stable, and release the memory that they do not need."""
         if self._client is not None and not self._is_on:
             self._client.give_back()
         self.set(on=True)

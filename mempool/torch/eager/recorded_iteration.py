@@ -1,4 +1,4 @@
-"""Recorded iterations: their operations, the detection of their period, and the step made from them."""
+"""Recorded iterations: operations, detection of the period, and conversion to a step."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ class RecordedIteration:
 
     Attributes:
         functions: function of each operation; views and queries are not recorded.
-        marks: by operation, the engine's mark at the beginning; under K, the mark at the end of the last
-            operation. The durations of operations without marks are known from the plan's iteration.
-        workspaces: by operation, bytes of the workspace taken while running, results excluded.
+        marks: by operation, the engine's mark at the beginning; key K has the mark at the end of the last
+            operation. The durations of operations without marks are taken from the iteration that the
+            schedule was made from.
+        workspaces: by operation, bytes of the workspace, without results.
         initial_records: storages alive at the beginning.
-        born: (number, operation, bytes) of each new storage, in order; also of each storage that was met as
-            an argument and that no operation made.
-        argument_births: by operation, the number of those arguments that no operation had made.
-        access_codes: accesses in order, each as twice the number of the storage, plus one for a write: unlike
-            tuples, integers give the garbage collector no work, which was a third of the cost of swapping.
+        births: (number of the storage, operation, bytes) of each new storage, in order; also of each storage
+            first seen as an argument.
+        argument_births: by operation, the number of storages first seen as arguments of that operation.
+        access_codes: accesses in order, each encoded as twice the number of the storage, plus 1 for a write.
+            With tuples instead of integers, the garbage collector took a third of the cost of swapping.
         first_access: for each operation, the number of accesses before this operation.
-        deaths: by storage number, the number of operations begun when the storage was found dead.
+        deaths: by number of the storage, the number of operations begun before the storage was found dead.
     """
 
     functions: list[Any] = field(default_factory=list)
     marks: dict[int, Any] = field(default_factory=dict)
     workspaces: dict[int, int] = field(default_factory=dict)
     initial_records: list[StorageRecord] = field(default_factory=list)
-    born: list[tuple[int, int, int]] = field(default_factory=list)
+    births: list[tuple[int, int, int]] = field(default_factory=list)
     argument_births: dict[int, int] = field(default_factory=dict)
     access_codes: list[int] = field(default_factory=list)
     first_access: list[int] = field(default_factory=list)
@@ -56,10 +57,15 @@ class RecordedIteration:
 
     def matches(self, other: RecordedIteration) -> bool:
         """Return whether another iteration has the same operations, with new buffers of the same sizes."""
-        return self.functions == other.functions and [b[1:] for b in self.born] == [b[1:] for b in other.born]
+        return self.functions == other.functions and [b[1:] for b in self.births] == [
+            b[1:] for b in other.births
+        ]
 
     def accesses(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield (storage number, operation, whether written); accesses before operation 0 count as of 0."""
+        """Yield (storage number, operation, whether written).
+
+        Accesses before operation 0 count for operation 0.
+        """
         operations = np.searchsorted(self.first_access, np.arange(len(self.access_codes)), "right") - 1
         for code, at in zip(self.access_codes, operations.clip(0).tolist(), strict=True):
             yield code >> 1, at, bool(code & 1)
@@ -67,8 +73,8 @@ class RecordedIteration:
     def seconds(self, engine: Engine, plan: OffloadSchedule | None) -> list[float]:
         """Return the duration of each operation, in seconds.
 
-        An operation that is not between two marks has the duration known from the plan's iteration, or 0 if
-        that plan is forgotten or was shorter.
+        An operation without marks at its beginning and end has its duration in the schedule's iteration, or 0
+        if that schedule is forgotten or was shorter.
         """
         seconds = [] if plan is None else plan.recorded.step.seconds.tolist()[: len(self)]
         seconds += [0.0] * (len(self) - len(seconds))
@@ -83,38 +89,40 @@ class RecordedStep:
     """A recording as a `Step`.
 
     Attributes:
-        step: the step; one row per storage alive at the beginning, then per born storage, then per workspace.
+        step: the step, with one row per storage alive at the beginning, then per new storage, then per
+            workspace.
         numbers: for each row, the number of the storage; -1 for a workspace.
-        born: row of each made storage, by (operation, place among the operation's results), and of each met
-            storage, by (operation, -1, -2 and so on).
-        unread: accesses by (row, operation) that stand for a death.
+        row_of_birth: row of each new storage, by `StorageRecord.birth`.
+        unread: (row, operation) of accesses that represent a death, not a read.
     """
 
     step: Step
     numbers: list[int]
-    born: dict[tuple[int, int], int]
+    row_of_birth: dict[tuple[int, int], int]
     unread: frozenset[tuple[int, int]] = frozenset()
 
 
 def recorded_step(recording: RecordedIteration, seconds: list[float]) -> RecordedStep:
     """Convert the recording of a whole iteration into a step on a circle.
 
-    A storage alive at both the beginning and the end is persistent; if movable and never touched, the storage
-    counts 0 bytes, since any need for room evicts such a storage and nobody reloads it. A storage left over
-    from the previous iteration takes memory until freed; a storage left for the next iteration takes memory
-    from the operation that made it.
+    A storage alive at both the beginning and the end is persistent. A persistent storage that is movable and
+    never accessed counts 0 bytes, since it is evicted on demand and never reloaded. A storage left over from
+    the previous iteration takes memory until freed; a storage left for the next iteration takes memory from
+    the operation that made the storage.
 
-    A storage that lives long after its last access, as autograd saves some that no backward reads, counts as
-    read when it dies: so it may leave before. Nothing reloads it then: see `RecordedStep.unread`.
+    A storage that lives long after its last access, such as a saved tensor that no backward reads, gets an
+    artificial access at its death, so that the planner may offload the storage in between.
+    `RecordedStep.unread` lists these accesses, for which nothing is reloaded.
     """
     k = len(recording)
     numbers = [record.number for record in recording.initial_records] + [
-        number for number, _, _ in recording.born
+        number for number, _, _ in recording.births
     ]
-    # An operation that raised is not recorded: storages that it met count as there after the last operation.
-    start = [0] * len(recording.initial_records) + [min(at, k - 1) for _, at, _ in recording.born]
+    # An operation that raised is not recorded: storages first seen there count as seen after the last
+    # operation.
+    start = [0] * len(recording.initial_records) + [min(at, k - 1) for _, at, _ in recording.births]
     size = [record.rounded_bytes for record in recording.initial_records] + [
-        room for _, _, room in recording.born
+        room for _, _, room in recording.births
     ]
     end = [
         min(max(recording.deaths.get(number, k), first + 1), k)
@@ -149,7 +157,7 @@ def recorded_step(recording: RecordedIteration, seconds: list[float]) -> Recorde
             size.append(room)
             stays.append(False)
     accesses = sorted(touched)
-    born = _places(recording)
+    row_of_birth = _rows_of_births(recording)
     step = Step(
         seconds=np.array(seconds),
         operation=np.arange(k, dtype=np.int32),
@@ -164,19 +172,19 @@ def recorded_step(recording: RecordedIteration, seconds: list[float]) -> Recorde
         names=tuple(str(function) for function in recording.functions),
         circular=True,
     )
-    return RecordedStep(step, numbers, born, frozenset(unread))
+    return RecordedStep(step, numbers, row_of_birth, frozenset(unread))
 
 
-def _places(recording: RecordedIteration) -> dict[tuple[int, int], int]:
-    """Return the row of each made or met storage by `StorageRecord.born`, in the order of appearance."""
-    born: dict[tuple[int, int], int] = {}
+def _rows_of_births(recording: RecordedIteration) -> dict[tuple[int, int], int]:
+    """Return the row of each new storage by `StorageRecord.birth`, in the order of appearance."""
+    rows: dict[tuple[int, int], int] = {}
     seen: dict[int, int] = {}
-    for row, (_, at, _) in enumerate(recording.born, len(recording.initial_records)):
-        # An operation meets arguments before it makes anything.
+    for row, (_, at, _) in enumerate(recording.births, len(recording.initial_records)):
+        # An operation's arguments are seen before its results.
         place, met = seen.get(at, 0), recording.argument_births.get(at, 0)
-        born[at, -1 - place if place < met else place - met] = row
+        rows[at, -1 - place if place < met else place - met] = row
         seen[at] = place + 1
-    return born
+    return rows
 
 
 class NextUse:
@@ -206,7 +214,7 @@ class NextUse:
 
 
 class IterationDetector:
-    """Detector of the operations' period; any place in the period serves as the iteration's end."""
+    """Detector of the operations' period; an iteration may end at any position of the period."""
 
     def __init__(self) -> None:
         self._next_search = OPTIONS.first_period_search
@@ -218,7 +226,7 @@ class IterationDetector:
         return len(recording.functions) == self._period
 
     def begins(self, recording: RecordedIteration) -> bool:
-        """Return whether an iteration begins with the next operation, so that earlier ones belong to none."""
+        """Return whether an iteration begins with the next operation; earlier operations belong to none."""
         if self._period or len(recording.functions) < self._next_search:
             return False
         self._next_search *= 2
@@ -226,7 +234,7 @@ class IterationDetector:
             torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1
         ):
             return False
-        for operations in (recording.functions, _with_uses(recording)):  # functions may repeat per layer
+        for operations in (recording.functions, _with_uses(recording)):  # functions may repeat in each layer
             codes = [self._codes.setdefault(operation, len(self._codes)) for operation in operations]
             found = tail_period(codes, min_repeats=OPTIONS.period_repetitions)
             if found is not None and _same_twice(recording, found.period):
@@ -238,7 +246,7 @@ class IterationDetector:
         return True
 
     def record_end(self, *, diverged: bool) -> None:
-        """Record whether an iteration diverged: the period may be a repetition within the iteration."""
+        """Record whether an iteration diverged: the detected period may repeat within an iteration."""
         self._divergences = self._divergences + 1 if diverged else 0
         if self._divergences >= OPTIONS.period_divergences:
             self._period = self._divergences = 0
@@ -247,13 +255,13 @@ class IterationDetector:
 def _with_uses(recording: RecordedIteration) -> list[Any]:
     """Return each operation with the numbers of the shared storages (weights) that the operation uses.
 
-    Shared storages are used several times and made by none of the operations. The last operation is left out:
-    views made after an operation count as uses by that operation, and may still follow.
+    A shared storage is used several times and made by none of the operations. The last operation is left out,
+    since later views still count as its uses.
     """
     touched = [code >> 1 for code in recording.access_codes]
     met = dict(recording.argument_births)
     made = set()
-    for number, at, _ in recording.born:  # arguments are met before results are made
+    for number, at, _ in recording.births:  # arguments are met before results are made
         if met.get(at, 0) > 0:
             met[at] -= 1
         else:
@@ -269,10 +277,10 @@ def _with_uses(recording: RecordedIteration) -> list[Any]:
 
 
 def _same_twice(recording: RecordedIteration, period: int) -> bool:
-    """Return whether the last two periods used the same older storages: layers that are alike do not."""
+    """Return whether the last two periods used the same older storages, unlike two equal layers."""
     end = len(recording)
     first = end - 2 * period
-    new = {number for number, at, _ in recording.born if at >= first}
+    new = {number for number, at, _ in recording.births if at >= first}
     used: tuple[set[int], set[int]] = set(), set()
     begin, middle = recording.first_access[first], recording.first_access[end - period]
     for half, codes in enumerate((recording.access_codes[begin:middle], recording.access_codes[middle:])):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class RelativeLimit:
     """Decides a limit such as 80% when the first iteration ends.
 
-    The peak is the most memory alive so far. State that optimizers make in their first step adds to the peak
-    from before that step, since later iterations hold the state from the beginning on.
+    The limit is a share of the high-water mark. Optimizer state made in the first step is added to the
+    high-water mark before that step, since later iterations hold the state all the time.
     """
 
     def __init__(self, share: str, client: _core.Client, decide: Callable[[int], None]) -> None:

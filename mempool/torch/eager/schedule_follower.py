@@ -1,9 +1,9 @@
-"""Follower of a schedule: operations of a repeated iteration run in C++, and Python is called only for moves.
+"""Follower of a schedule: a repeated iteration runs in C++, and calls Python only to move storages.
 
-The interposer compares each operation with the schedule's: the operation, the shapes of the arguments, and
-whether every argument is on the device. An operation that is as expected runs without the mode. All others
-go to the mode, which alone decides whether an iteration diverges. The iterations learn what to expect while
-the mode still sees them; ``follower.hpp`` has the other half.
+The interposer compares each operation with the schedule: the function, the shapes of the arguments, and
+whether every argument is on the device. A matching operation runs without the mode. All others go to the
+mode, which alone decides whether an iteration diverges. The expected operations are learned while the mode
+still sees them. ``follower.hpp`` has the C++ half.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from mempool.torch.eager.patterns import OffloadSchedule
     from mempool.torch.eager.pool_headroom import PoolHeadroom
 
-#: What is due at an operation, in `follower.hpp`.
+#: Actions due at an operation, as numbered in `follower.hpp`.
 _BEFORE, _AFTER, _SEEN = 1, 2, 4
 _PLACE_BITS = 16
 _UNKNOWN, _OLDER = -1, -2
 
 
 class ExpectedOperations:
-    """Operations of one schedule as the interposer expects them.
+    """The operations of one schedule, for comparison by the interposer.
 
     Attributes:
         handle: address of the table in C++.
         moving: rows of the schedule that move.
-        is_ready: whether two iterations in a row had these operations.
+        is_ready: whether two successive iterations had these operations.
         is_unsettled: whether this iteration showed a new operation, or one whose workspace is not measured.
-        peak_bytes: most bytes of storages and workspaces during the iterations that were seen.
+        peak_bytes: most bytes of storages and workspaces in the iterations that the mode saw.
     """
 
     def __init__(self, schedule: OffloadSchedule) -> None:
@@ -58,13 +58,13 @@ class ExpectedOperations:
         self.peak_bytes = 0
 
     def complete(self) -> None:
-        """Set what is due at each operation."""
+        """Set the actions due at each operation."""
         actions, recorded = bytearray(len(self._schedule)), self._schedule.recorded
         self.moving = moving = {row for one in self._schedule.actions for row, _ in one.after}
         for at, one in enumerate(self._schedule.actions):
             ends = one.after or one.dropped_copies or not moving.isdisjoint(one.results)
             actions[at] = (_BEFORE if one.before else 0) | (_AFTER if ends else 0)
-        for (at, place), row in recorded.born.items():
+        for (at, place), row in recorded.row_of_birth.items():
             if place < 0 and row in moving and at < len(actions):  # the mode must register the storage
                 actions[at] |= _SEEN
         interposer.library().mempool_follower_set_actions(self.handle, bytes(actions), len(actions))
@@ -72,7 +72,7 @@ class ExpectedOperations:
 
 
 class ScheduleFollower:
-    """Decides when the interposer follows a schedule, makes the schedule's moves, and takes over again.
+    """Starts and stops the interposer's following of a schedule, and makes the schedule's moves.
 
     Attributes:
         is_following: whether operations may run without the mode.
@@ -101,9 +101,9 @@ class ScheduleFollower:
     # --- iterations
 
     def begin_iteration(self) -> None:
-        """Follow the predicted schedule, or learn the operations of one that the mode follows."""
+        """Follow the predicted schedule, or learn its operations while the mode follows it."""
         pattern, mode = self._iterations.pattern, self._mode
-        if not self._headroom.is_followed:
+        if not self._headroom.defers_registration:
             self.register_made()  # of a follower that has ended
         if pattern is not None and self._may_follow():
             if pattern.expected is None:
@@ -114,7 +114,7 @@ class ScheduleFollower:
                 self._learning, pattern.expected.is_unsettled = pattern.expected, False
         if not self.is_following:
             self.register_made()
-        self._headroom.is_followed = self.is_following
+        self._headroom.defers_registration = self.is_following
 
     def continue_with_other(self) -> None:
         """Follow the schedule to which the iteration has just switched, from this operation on."""
@@ -128,7 +128,7 @@ class ScheduleFollower:
             self._start(pattern.expected, len(self._iterations.current))
 
     def _may_follow(self) -> bool:
-        """Return whether the moves are final, and no new arena is to come."""
+        """Return whether the moves are final and no new arena is due."""
         iterations = self._iterations
         return (
             iterations.is_final
@@ -160,16 +160,19 @@ class ScheduleFollower:
         )
 
     def end_iteration(self, peak_bytes: int) -> int:
-        """Stop at the end of an iteration; return the iteration's peak, given the peak that was seen."""
+        """Stop at the end of an iteration.
+
+        Return its peak bytes, at least the `peak_bytes` that the mode saw.
+        """
         expected = self._expected if self.is_following else self._learning
         if self.is_following:
             self.synchronize()
-            if self._iterations.is_followed:
+            if self._iterations.has_followed_schedule:
                 self.register_made(older=True)
                 self._library.mempool_follower_end_iteration()
             else:
                 self.take_over()
-        elif self._learning is not None and self._iterations.is_followed:
+        elif self._learning is not None and self._iterations.has_followed_schedule:
             if self._learning.is_unsettled:
                 self._learning.peak_bytes = peak_bytes
             else:
@@ -178,7 +181,7 @@ class ScheduleFollower:
         return peak_bytes if expected is None else max(peak_bytes, expected.peak_bytes)
 
     def stop(self) -> None:
-        """Let the mode see all operations; without `take_over`, this iteration is no longer followed."""
+        """Let the mode see all operations; without a later `take_over`, stop following this iteration."""
         if self.is_following or self._learning is not None:
             self._library.mempool_follower_stop()
         self.is_following, self._learning = False, None
@@ -186,7 +189,7 @@ class ScheduleFollower:
     # --- operations that the mode sees
 
     def learn(self, traits: OperatorTraits, at: int, footprint: Footprint, *, passes: bool) -> None:
-        """Learn the operation that runs as operation `at`; `passes`: whether the mode need not see it."""
+        """Learn operation number `at` of the schedule; `passes`: whether the operation may skip the mode."""
         if (expected := self._learning) is None:
             return
         function = traits.function
@@ -200,12 +203,12 @@ class ScheduleFollower:
         )
 
     def synchronize(self) -> None:
-        """Bring the recording up to the operations that ran without the mode."""
+        """Append the operations that ran without the mode to the recording."""
         if self.is_following:
             self._iterations.skip_to(self._library.mempool_follower_position())
 
     def advance(self) -> None:
-        """Bring the interposer up to the operations that the mode ran."""
+        """Move the interposer's position past the operations that the mode ran."""
         if self.is_following:
             self._library.mempool_follower_advance(len(self._iterations.current))
 
@@ -226,7 +229,7 @@ class ScheduleFollower:
             self._iterations.restore_recording()
 
     def register_made(self, *, older: bool = False) -> None:
-        """Register storages that were made without the mode; with ``older``, those of earlier iterations."""
+        """Register storages that were made without the mode; `older`: those of earlier iterations."""
         if not self._library.mempool_follower_made():
             return
         with interposer.own_operations(), hidden_from_program():
@@ -235,13 +238,16 @@ class ScheduleFollower:
             self._register(tensor, tensor.untyped_storage(), code)
 
     def _register(self, tensor: torch.Tensor, storage: Any, code: int) -> None:
-        """Register a storage unless known; `code`: when the storage was made, as `follower.hpp` has it."""
+        """Register a storage unless known.
+
+        `code`: the operation that made it, encoded as in `follower.hpp`.
+        """
         if self._storages.find(storage) is not None:
             return
-        born = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
-        if (record := self._storages.register(tensor, storage, born, self._operations.clock)) is None:
+        birth = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
+        if (record := self._storages.register(tensor, storage, birth, self._operations.clock)) is None:
             return
-        if born is None:
+        if birth is None:
             self._iterations.current.initial_records.append(record)
         else:
             self._iterations.bind(record)
@@ -268,7 +274,7 @@ class ScheduleFollower:
         self._iterations.note_finished_reloads(at)
 
     def after(self, results: list[torch.Tensor], at: int) -> None:
-        """Start the offloads due after operation `at`, whose new storages are these: uint8[n] each."""
+        """Start the offloads due after operation `at`; `results`: its new storages, uint8[n] each."""
         self.calls += 1
         rows = self._iterations.actions[at].results
         for place, (tensor, row) in enumerate(zip(results, rows, strict=False)):
@@ -277,6 +283,6 @@ class ScheduleFollower:
         self._iterations.move_after(at, ())
 
     @property
-    def passed(self) -> int:
+    def followed_operations(self) -> int:
         """Return the number of operations that ran without the mode."""
         return int(self._library.mempool_follower_count() - self._passed_before)

@@ -1,4 +1,4 @@
-"""Planner of offload schedules: made from recorded iterations, improved by the waits of later ones."""
+"""Planner of offload schedules: makes schedules from recorded iterations, and improves them after waits."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class SchedulePlanner:
 
         Args:
             recording: the iteration.
-            before: the schedule followed now or last, which has the durations of operations without marks.
+            before: the present or last schedule, which supplies the durations of operations without marks.
             limit: limit, bytes.
 
         Returns:
-            None if no schedule can be made: training continues without a schedule.
+            None on failure: training continues without a schedule.
         """
 
         def make() -> OffloadSchedule:
@@ -72,18 +72,18 @@ class SchedulePlanner:
         return self._attempt(lambda: self._make(plan.recording, plan.recorded, limit, plan.changes))
 
     def retime(self, plan: OffloadSchedule, seconds: list[float], limit: int) -> OffloadSchedule | None:
-        """Take the shorter of the known durations of operations and those of another iteration.
+        """Replace each operation's duration by the shorter of the known and the newly measured one.
 
-        Memory that the pool takes or gives back during an operation may wait for all copies, so the shortest
+        The pool may wait for all copies when it takes or releases memory in an operation, so the shortest
         duration is the operation's own.
 
         Args:
-            plan: the followed schedule, whose prediction follows the durations.
+            plan: the followed schedule; its predicted time is updated.
             seconds: duration of each operation in an iteration that followed the schedule.
             limit: limit, bytes.
 
         Returns:
-            A better schedule for durations that differ much; None if there is none.
+            A better schedule if the durations differ much, else None.
         """
         before = plan.recorded.step
         step = before.with_seconds(np.minimum(before.seconds, seconds))
@@ -106,7 +106,7 @@ class SchedulePlanner:
         return schedule_of(recording, step, swap, copies, changes)
 
     def _attempt(self, make: Callable[[], OffloadSchedule | None]) -> OffloadSchedule | None:
-        """Return the result of `make`, or None if that fails: no error of any kind ends the training."""
+        """Return the result of `make`, or None on any error, so that training continues."""
         if self._failures >= OPTIONS.max_planning_failures:
             return None
         try:
@@ -134,9 +134,9 @@ class SchedulePlanner:
     def fit_arena(self, planner: OffloadPlanner, step: Step, limit: int) -> PlannedSchedule:
         """Find moves whose arena is within the limit, gaps between buffers included.
 
-        Schedules with an equal stall that pack better are preferred to additional moves. How well a schedule
-        packs is a matter of chance, so several schedules are packed, for lower and lower limits, down to the
-        least feasible one.
+        A schedule with the same stall that packs better is preferred to one with additional moves.
+        Fragmentation varies from schedule to schedule, so several are packed, for decreasing limits down to
+        the smallest feasible limit.
         """
 
         def arena_of(planned: PlannedSchedule) -> int:
@@ -166,17 +166,17 @@ class SchedulePlanner:
         return best
 
     def _arena_bytes(self, step: Step, schedule: Schedule) -> int:
-        """Return `arena_bytes`, cached: packing takes some tenths of a second of the program's time."""
+        """Return `arena_bytes` from a cache: packing takes tenths of a second of the program's time."""
         if (known := self._arenas.get(schedule)) is None:
             known = self._arenas[schedule] = arena_bytes(step, schedule, self._alignment)
         return known
 
     def cost(self, plan: OffloadSchedule, overhead: int) -> dict[str, Any]:
-        """Return the cost of a schedule and the smallest limit, for JSON; bytes, and seconds of a step.
+        """Return a schedule's cost and the smallest feasible limit for JSON, in bytes and seconds per step.
 
         Args:
             plan: the schedule.
-            overhead: bytes that the pool holds beside the schedule's tensors.
+            overhead: bytes that the pool holds in addition to the schedule's tensors.
         """
         step, swap = plan.recorded.step, plan.swap
         return {
@@ -192,8 +192,8 @@ class SchedulePlanner:
 
         Args:
             plan: the followed schedule.
-            limit: bytes left for tensors.
-            asked: the requested limit, bytes, which also covers all else that the pool holds.
+            limit: part of the requested limit that remains for tensors, bytes.
+            asked: the requested limit of all memory that the pool holds, bytes.
         """
         least = plan.swap.limit_bytes
         if least <= limit or self._warned:
@@ -211,14 +211,14 @@ class SchedulePlanner:
     def start_reloads_earlier(
         self, plan: OffloadSchedule, arrived: list[tuple[int, Any]], limit: int
     ) -> OffloadSchedule | None:
-        """Make a schedule whose reloads start earlier if they were waited for.
+        """Make a schedule in which reloads that operations waited for start earlier.
 
         Return None if no such schedule is better, or on failure.
 
         Args:
             plan: the followed schedule.
-            arrived: rows of the schedule, and their reloads.
-            limit: limit of the arena, bytes; an arena that exceeds the limit already must not grow.
+            arrived: (row of the schedule, reload) of each reload.
+            limit: limit of the arena, bytes; an arena above the limit must not grow.
         """
         return self._attempt(lambda: self._start_earlier(plan, arrived, limit))
 
@@ -253,7 +253,7 @@ class SchedulePlanner:
 
 
 def _unplanned_shares(swap: PlannedSchedule, waited: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Return the share of each reload's wait that exceeds the planned wait of the operation, float64[q]."""
+    """Return the unplanned share of each reload's wait, float64[q]."""
     at = swap.schedule.use % k
     seen = np.bincount(at, waited, k)
     more = np.clip(seen - swap.replayed.wait, 0.0, None)
@@ -262,7 +262,7 @@ def _unplanned_shares(swap: PlannedSchedule, waited: NDArray[np.float64], k: int
 
 
 def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:
-    """Return why no schedule holds a limit: the operation that needs most, or the host's memory."""
+    """Explain an infeasible limit: name the operation that needs most memory, or the host's memory."""
     floor, op = planner.floor()
     if floor <= limit:
         try:
@@ -273,7 +273,7 @@ def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:
     step = planner.step
     names = [step.names[index] if index >= 0 else "" for index in step.operation.tolist()]
     known = [at for at, name in enumerate(names) if name.startswith("aten.") and step.working_set[at] > 0]
-    at = min(known, key=lambda one: abs(one - op), default=op)  # near a mark of the profiler, its neighbour
+    at = min(known, key=lambda one: abs(one - op), default=op)  # the neighbor of a profiler's mark
     touched = int(step.working_set[at])
     label = names[at].removeprefix("aten.").partition(".")[0].strip("_") or "an operation"
     less = " (an optimizer with foreach=False needs less)" if label.startswith("foreach") else ""
@@ -282,12 +282,13 @@ def _reason(planner: OffloadPlanner, limit: int, least: int) -> str:
 
 
 def arena_bytes(step: Step, schedule: Schedule, alignment: int) -> int:
-    """Return the bytes of an arena with planned offsets for all buffers that a schedule leaves on the device.
+    """Return the arena size, in bytes, of a packing of all buffers that a schedule leaves on the device.
 
-    The load alone is less: if the load is close to the limit all the time, buffers leave gaps.
+    The size may exceed the peak load: if the load is always close to the limit, there are gaps between
+    buffers.
     """
     buffers, _ = device_buffers(step, schedule, alignment=alignment)
     try:
         return solve(buffers, stop=Stop(nodes=OPTIONS.arena_packing_nodes)).arena_bytes
-    except PlanError:  # sizes exceed the countable range
+    except PlanError:  # sums of sizes exceed 64 bits
         return step.peak_bytes

@@ -42,31 +42,31 @@ class StorageRecord(weakref.ref[Any]):
 
     Attributes:
         is_foreign: whether the memory is not the pool's.
-        key: ``id`` of the storage; another storage may have the same after this one ends.
-        number: serial number, in the order in which storages were met.
+        key: ``id`` of the storage, which Python may reuse after the storage ends.
+        number: serial number, in the order of registration.
         size: bytes of the storage when on the device.
         rounded_bytes: bytes of device memory, the size rounded up.
         stream: the stream that the memory was allocated on; None on a device without streams.
         state: RESIDENT, OFFLOADING, OFFLOADED, RELOADING or ENDED.
         movable: whether the memory may be freed and allocated again.
-        pins: number of present users past the dispatcher; a pinned storage does not move.
-        born: (operation, place among the operation's results) in this iteration, with places -1, -2, ... for
-            storages met as arguments; None for a storage of earlier iterations.
-        row: row in the program, -1 for none.
+        pins: number of present users outside the dispatcher; a pinned storage does not move.
+        birth: (operation, index among the operation's results) in this iteration, with indices -1, -2, ...
+            for storages first seen as arguments; None for a storage of earlier iterations.
+        row: row in the schedule's step; -1 for none.
         last: number of the last operation that used the storage, counted over all iterations.
         copy: copy on the host, possibly stale; None without a copy.
-        has_valid_copy: whether nothing wrote to the storage since the copy was started.
+        has_valid_copy: whether the storage is unmodified since the copy was started.
         transfer: the transfer under way while OFFLOADING or RELOADING.
         landing: a storage of new device memory that a reload under way fills; else None.
-        writes: number of operations that may have written copies on the host when the last reload began.
+        writes: value of `interposer.copy_writes` when the last reload began.
     """
 
     __slots__ = (
-        "born", "copy", "has_valid_copy", "is_foreign", "key", "landing", "last", "movable", "number", "pins",
-        "rounded_bytes", "row", "size", "state", "stream", "transfer", "writes",
+        "birth", "copy", "has_valid_copy", "is_foreign", "key", "landing", "last", "movable", "number",
+        "pins", "rounded_bytes", "row", "size", "state", "stream", "transfer", "writes",
     )  # fmt: skip
 
-    born: tuple[int, int] | None
+    birth: tuple[int, int] | None
     has_valid_copy: bool
     copy: HostCopy | None
     key: int
@@ -86,22 +86,22 @@ class StorageRecord(weakref.ref[Any]):
 
 
 def _is_generators(tensor: torch.Tensor, size: int) -> bool:
-    """Return whether the tensor may be a random generator's state, which an unpatchable C++ class reads."""
+    """Return whether the tensor may be a random generator's state: a C++ class reads it, without a patch."""
     return size == _GENERATOR_BYTES and tensor.dtype is torch.uint8 and tensor.is_cpu
 
 
 class StorageRegistry:
-    """Registry of the storages that were met and are alive.
+    """Registry of the living storages seen so far.
 
     Attributes:
         device: kind of the device, such as ``cpu``.
-        records: records by ``id`` of the storage. Dead records stay until `take_dead`, so a lookup must
-            compare the storage itself (`find`).
+        records: records by ``id`` of the storage. Records of dead storages remain until `take_dead`, so a
+            lookup must compare the storage itself (`find`).
         resident_bytes: device memory of all storages that are not OFFLOADED, dead ones included until
             `take_dead`.
         foreign_bytes: the part of `resident_bytes` that is not the pool's.
-        dead: records of storages that ended and are not yet buried. Python drops a Ctrl-C raised in a weak
-            reference's callback, so the callback does no more than this single append, in C.
+        dead: records of ended storages that `take_dead` has not yet yielded. Python drops a Ctrl-C raised in
+            a weak reference's callback, so the callback is a single append in C.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class StorageRegistry:
         self.resident_bytes = self.foreign_bytes = 0
 
     def register(
-        self, tensor: torch.Tensor, storage: Any, born: tuple[int, int] | None, now: int
+        self, tensor: torch.Tensor, storage: Any, birth: tuple[int, int] | None, now: int
     ) -> StorageRecord | None:
         """Register a storage seen for the first time; None if empty or on another device."""
         size = bytes_of(storage)
@@ -131,17 +131,17 @@ class StorageRegistry:
         record.key, record.number, record.size = id(storage), self._numbers, size
         record.rounded_bytes = self._rounded(size)
         record.state, record.movable = RESIDENT, is_resizable(storage) and not _is_generators(tensor, size)
-        record.born, record.row, record.last, record.pins = born, -1, now, 0
+        record.birth, record.row, record.last, record.pins = birth, -1, now, 0
         record.copy = record.transfer = record.landing = None
         record.stream = self._current_stream()
         record.has_valid_copy = False
-        # Storages made by operations are the pool's; other storages may be older than the pool, or foreign.
-        record.is_foreign = born is None and self._owns is not None and not self._owns(address_of(storage))
+        # Storages made by operations are the pool's; other storages may predate the pool, or be foreign.
+        record.is_foreign = birth is None and self._owns is not None and not self._owns(address_of(storage))
         outside = record.rounded_bytes if record.is_foreign else 0
         known = self.records.get(record.key)
         if known is not None and known() is storage:  # registered by another thread
             return known
-        # No call from here on: neither Ctrl-C nor another thread comes between.
+        # No calls from here on: neither Ctrl-C nor another thread can interrupt.
         self.records[record.key] = record
         self._numbers += 1
         self.resident_bytes += record.rounded_bytes
@@ -149,7 +149,7 @@ class StorageRegistry:
         return record
 
     def next_number(self) -> int:
-        """Return the serial number of a storage that ended before it was met."""
+        """Return a serial number for a storage that ended before its registration."""
         self._numbers += 1
         return self._numbers - 1
 
@@ -164,9 +164,9 @@ class StorageRegistry:
         return [one for one in gc.get_objects() if type(one) in PLAIN and self._is_on_device(one)]
 
     def pin_aliases(self) -> None:
-        """Keep storages for good that share memory with another one, as those of `torch.from_dlpack`.
+        """Keep storages resident that share memory with another one, such as those of `torch.from_dlpack`.
 
-        Only tensors that Python knows are considered; later aliases are seen when they are made.
+        Only tensors that Python knows are considered; later aliases are found at their creation.
         """
         storages: dict[int, tuple[int, torch.Tensor, Any]] = {}
         for tensor in self.python_tensors():
@@ -193,13 +193,16 @@ class StorageRegistry:
         return -(-size // self.alignment) * self.alignment
 
     def mark_owned(self, record: StorageRecord) -> None:
-        """Count a storage as the pool's from now on: the next memory of the storage will be."""
+        """Count a storage as the pool's from now on, since its next device memory is the pool's."""
         if record.is_foreign:
             record.is_foreign = False
             self.foreign_bytes -= record.rounded_bytes
 
     def take_dead(self) -> Iterator[StorageRecord]:
-        """Yield the storages that ended since the last call; after a Ctrl-C, the interrupted one again."""
+        """Yield the storages that ended since the last call.
+
+        After a Ctrl-C, yield the interrupted one again.
+        """
         dead = self.dead
         while dead:
             record = dead[0]

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class TransferManager:
-    """Offloads and reloads storages, one at a time, and keeps the states in `storages` true.
+    """Offloads and reloads of storages, one at a time, with the states in `storages`.
 
     Ctrl-C may interrupt a move anywhere, and several threads may request moves at once. So the order of the
-    lines matters: an interrupted record stays RESIDENT until its copy is good, and may be OFFLOADED from then
-    on. On a CPU, nothing here is an operation of PyTorch, so no guard has to end in order.
+    lines matters: an interrupted record stays RESIDENT until its copy is valid, and may be OFFLOADED from
+    then on. On a CPU, this class calls no operation of PyTorch, so an interrupt leaves none of PyTorch's
+    guards open.
 
-    An OFFLOADED or RELOADING storage lies in its host copy, where code that nobody sees finds the bytes.
+    An OFFLOADED or RELOADING storage points to its host copy, where unseen code finds the bytes.
 
     Attributes:
         lock: held while something moves.
-        thread: the thread whose operations are planned, and which may use storages on the device without
-            lending.
+        thread: the thread whose operations are planned; only that thread uses storages without lending.
         min_bytes: smaller storages do not move.
         holds_all: whether all storages stay on the device, since unseen operations may use them.
         captures: number of graphs being captured; meanwhile nothing is offloaded.
@@ -93,7 +93,7 @@ class TransferManager:
             log.warning(
                 "%s: tensors without room there stay on the device, so the limit may be exceeded. A larger "
                 "host_limit (MEMPOOL_HOST_LIMIT) makes room; the default is half of the free memory",
-                str(error),  # an exception in a log keeps tensors alive
+                str(error),  # a logged exception would keep tensors alive
             )
 
     def _has_valid_copy(self, record: StorageRecord) -> bool:
@@ -105,7 +105,7 @@ class TransferManager:
         return record.has_valid_copy
 
     def _forget_stale_copies(self) -> None:
-        """Count all host copies as stale after an operation that nobody saw and that may have written."""
+        """Count all host copies as stale after an unseen operation that may have written."""
         if (writes := self._unseen_writes.value) != self._writes:
             for record in list(self._storages.records.values()):
                 if record.state in (RESIDENT, OFFLOADING):
@@ -113,7 +113,7 @@ class TransferManager:
             self._writes = writes
 
     def drop_copy(self, record: StorageRecord) -> None:
-        """Free the host copy of a storage: while all goes by plan, nothing reads that copy again."""
+        """Free the host copy of a storage, which the schedule does not read again."""
         with self.lock:
             if record.state == RESIDENT and record.copy is not None:
                 record.has_valid_copy = False
@@ -159,8 +159,8 @@ class TransferManager:
         with self.lock:
             if record.state != OFFLOADED or record.copy is None or (storage := record()) is None:
                 return
-            self._engine.check_reload()  # before memory is taken, during a capture from the graph
-            # PyTorch lets a program free a tensor whose last use was on the tensor's own stream.
+            self._engine.check_reload()  # before allocating: a capture allocates from the graph's memory
+            # A program may free a tensor whose last use was on the tensor's own stream.
             with self._engine.on(record.stream):
                 record.landing = interposer.landing_for(storage, record.size)
                 self._start_reload(record, record.copy)
@@ -174,7 +174,7 @@ class TransferManager:
         return transfer
 
     def _land(self, record: StorageRecord, storage: Any) -> None:
-        """Move a storage into its new memory; copy again if the copy on the host may have been written."""
+        """Move a storage into its new memory; copy again if the host copy may have been written meanwhile."""
         while not interposer.land(storage, record.landing, record.writes) and record.copy is not None:
             self._engine.wait(self._start_reload(record, record.copy))
 
@@ -244,13 +244,16 @@ class TransferManager:
                 self.release(record)
 
     def hold_resident(self, record: StorageRecord) -> None:
-        """Reload a storage and keep the storage for good: other code knows the address."""
+        """Reload a storage and keep it on the device permanently, since other code knows the address."""
         with self.lock:
             record.movable = False
             self.reload_now(record)
 
     def wait_all(self) -> None:
-        """Wait for all transfers under way: until then, a transfer keeps a storage alive that nobody uses."""
+        """Wait for all transfers under way.
+
+        A transfer keeps even an unused storage alive until waited for.
+        """
         for record in list(self._in_flight.values()):
             self.wait(record)
 
@@ -268,22 +271,22 @@ class OffloadCounters:
     Attributes:
         iterations: ended iterations.
         plans: schedules made.
-        margin_bytes: difference of the limit and the plan's limit, since the pool reserves more than live
-            bytes.
+        margin_bytes: difference between the limit and the schedule's limit: the pool reserves more than the
+            live bytes.
         changes: changes of schedules after waits.
         peak_bytes: peak of the resident bytes while operations were seen.
         out_bytes: bytes offloaded.
         in_bytes: bytes reloaded.
         iteration_out_bytes: bytes offloaded in the last iteration.
         iteration_in_bytes: bytes reloaded in the last iteration.
-        on_demand: storages that an operation needed and no plan had reloaded.
+        on_demand: storages that an operation needed and no schedule had reloaded.
         evicted: storages evicted because room was needed at once.
-        put_off: planned reloads that lacked room at their planned time.
-        over: operations that began above the limit, since all else was needed.
-        diverged: iterations that did not follow the plan.
+        delayed_reloads: planned reloads that lacked room at their planned time.
+        over_limit: operations that began above the limit because no storage could be evicted.
+        diverged: iterations that left the schedule.
         host_full: copies that did not fit into the host's arena.
-        beside: operations of other threads, which are not planned.
-        bypassed: operations that were not seen, since nothing had to move.
+        other_threads: operations of other threads, for which schedules do not plan.
+        bypassed: operations that skipped the mode, since nothing had to move.
         waits: transfers that operations waited for.
         waited_seconds: total time of these waits.
     """
@@ -299,11 +302,11 @@ class OffloadCounters:
     iteration_in_bytes: int = 0
     on_demand: int = 0
     evicted: int = 0
-    put_off: int = 0
-    over: int = 0
+    delayed_reloads: int = 0
+    over_limit: int = 0
     diverged: int = 0
     host_full: int = 0
-    beside: int = 0
+    other_threads: int = 0
     bypassed: int = 0
     waits: int = 0
     waited_seconds: float = 0.0

@@ -11,8 +11,6 @@ class EstimateOptions:
 
     Attributes:
         searched_objects: largest number of objects searched for tensors, in a functools cache or an output.
-        output_share: smallest output that deserves a note, as a share of the parameters' bytes: a smaller
-            output decides nothing.
         batch_tries: largest number of batches that the search for the largest batch tries.
         batch: largest batch that the search tries, in samples.
         report_modules: largest number of modules in a text report.
@@ -26,7 +24,6 @@ class EstimateOptions:
     """
 
     searched_objects: int = 10_000
-    output_share: float = 0.01
     batch_tries: int = 64
     batch: int = 1 << 24
     report_modules: int = 5

@@ -17,11 +17,12 @@ from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.checkpointing import Checkpointing
 from mempool.torch.estimate.device.emulation import emulate_device
+from mempool.torch.estimate.device.library_patches import replaced
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, note_of_loop, own_loss, summed
+from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, own_loss, summed
 from mempool.torch.estimate.result import RECURRENT
 from traces.trace import COLUMNS
 
@@ -72,7 +73,8 @@ def run(
         emulate_device(job.device, capability=job.capability, warn=warn),
         explain_failures(f"trying a step without memory, mode {job.mode}") as running,
     ):
-        model = running.model = _model(job)
+        model = _model(job)
+        running.append(model)
         if job.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
             warn(RECURRENT)
         optimizers = [] if job.mode == "inference" else [_optimizer(job, model)]
@@ -132,17 +134,10 @@ def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) ->
 
     def guess(tensor: torch.Tensor) -> Any:
         warn(READS_VALUES)
-        if tensor.dtype is torch.bool:
-            return False
-        return 1.0 if tensor.is_floating_point() else 1
+        return False if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
-    if isinstance(mode, ValuelessMode):
-        mode.on_read = guess
-    try:
+    with replaced(mode, "on_read", guess) if isinstance(mode, ValuelessMode) else contextlib.nullcontext():
         yield
-    finally:
-        if isinstance(mode, ValuelessMode):
-            mode.on_read = None
 
 
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -182,8 +177,6 @@ def _steps(
             with torch.set_grad_enabled(trains), _precision(job), _saved_tensors(job):
                 output = model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
-                if not trains and job.hold_output is None and (note := note_of_loop(output, model)):
-                    warn(note)
                 held[0] = output if job.holds_output else None
                 loss = loss_of(job, output, labels, warn) if trains else None
                 del output

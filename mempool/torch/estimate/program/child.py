@@ -88,8 +88,7 @@ class _Program(Rehearsal):
         torch.save = self._skipped_save("torch.save")
         if (safetensors := sys.modules.get("safetensors.torch")) is not None:  # imported by `patch_torch`
             safetensors.save_file = self._skipped_save("save_file")  # type: ignore[attr-defined]
-        for holder, name in ((torch, "compile"), (nn.Module, "compile")):
-            setattr(holder, name, self._left_out(f"{'torch' if holder is torch else 'Module'}.compile"))
+        torch.compile = nn.Module.compile = self._left_out()
 
     def _after_import(self, name: str) -> None:
         if name == _MODELS:
@@ -173,11 +172,11 @@ class _Program(Rehearsal):
 
         return skip
 
-    def _left_out(self, name: str) -> Any:
+    def _left_out(self) -> Any:
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
-            line = own_line(sys._getframe(1), sys._getframe(1).f_lineno)
-            if line or isinstance(model, nn.Module):
-                self._note(f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}")
+            frame = sys._getframe(1)
+            if own_line(frame, frame.f_lineno) or isinstance(model, nn.Module):
+                self._note(f"compile at {program_line(frame)} is left out: {EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_
