@@ -53,7 +53,8 @@ def test_memory_that_a_collective_uses_is_not_reused(kind: str, backend: str) ->
 @pytest.mark.parametrize("first", ["pool", "group"])
 @alone
 def test_collectives_register_the_arena_that_planned_tensors_lie_in(first: str) -> None:
-    os.environ |= ranks.ENVIRONMENT | {"WORLD_SIZE": "4", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
+    os.environ |= ranks.ENVIRONMENT | {"WORLD_SIZE": "4"}
+    os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
     ranks.accept_shapes()
     ranks.pretend(4)
 
