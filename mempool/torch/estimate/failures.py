@@ -1,4 +1,4 @@
-"""One-line errors for jobs that cannot be tried."""
+"""Conversion of failures of a fake run to one-line errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 
 class BrokenScriptError(UsageError):
-    """Error for a script that fails or cannot be tried."""
+    """Error for a script that fails in a fake run."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class RunningModel:
 def explain_failures(activity: str) -> Iterator[RunningModel]:
     """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
-    Exceptions of the user's own code pass, with a note on the place and the activity.
+    Exceptions of the user's own code pass, with a note about the location and the activity.
     """
     running = RunningModel()
     try:

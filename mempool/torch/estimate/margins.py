@@ -1,9 +1,8 @@
 """Memory that a GPU needs outside all operations, as named parts, each with formula and source.
 
-Some parts PyTorch takes from its own allocator (`IN_ALLOCATOR`), so that `torch.cuda.max_memory_allocated`
-counts them; the driver and libraries take the others from the device. Memory that allocators lose by rounding
-and fragmentation is no margin: the simulators report that loss. Users with better measurements can pass their
-own figures.
+Some parts are memory of PyTorch's allocator, which `torch.cuda.max_memory_allocated` counts; the driver and
+libraries take the other parts from the device. Losses of allocators by rounding and fragmentation are no
+margin, since simulators report them. Users can pass their own measurements.
 """
 
 from __future__ import annotations
@@ -47,16 +46,16 @@ def margins(
     capability: tuple[int, int] = (8, 0),
     margin: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return the bytes that a GPU needs beyond the trace of a fake run, by name; `PARTS` describes the names.
+    """Return the bytes that a GPU needs in addition to a fake run's trace, by names of `PARTS`.
 
     Args:
-        trace: of the run, with names of operations and marks of phases.
+        trace: trace of the run, with names of operations and marks of phases.
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
-        margin: the user's own figures, by name, in bytes: ``{"cuda_context": 0}``.
+        margin: the user's figures in bytes by name, such as ``{"cuda_context": 0}``.
 
     Returns:
-        The parts that are not zero, and those given in ``margin``.
+        The parts that are not zero or given in ``margin``.
 
     Raises:
         UsageError: a name in ``margin`` is unknown, or a size is below zero.
@@ -98,7 +97,7 @@ def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """Return the scratch memory that PyTorch gives cuBLAS for each handle and stream.
+    """Return the bytes of workspace that PyTorch allocates for cuBLAS per handle and stream.
 
     `parseChosenWorkspaceSize` in `ATen/cuda/CublasHandlePool.cpp`: ":4096:2:16:8", that is 8,519,680 bytes;
     32 MiB on Hopper; or the value of the variable CUBLAS_WORKSPACE_CONFIG, as sizes in KiB and counts.
@@ -110,9 +109,9 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def _of_cublas(trace: Trace, capability: tuple[int, int]) -> int:
-    """Return the scratch memory of the program's thread and, with a backward, autograd's.
+    """Return the cuBLAS workspaces in bytes: one for the program's thread, one for autograd's thread.
 
-    Each thread has a handle.
+    Each thread has a handle; autograd's thread counts only with a backward pass.
     """
     if not len(_rows(trace, _PRODUCTS)):
         return 0
@@ -121,11 +120,11 @@ def _of_cublas(trace: Trace, capability: tuple[int, int]) -> int:
 
 
 def _of_cudnn(trace: Trace) -> int:
-    """Return how far convolutions with scratch memory as large as their operands exceed the peak.
+    """Return the excess over the peak if each convolution has a workspace of the size of its operands.
 
-    cuDNN's kernels on tensor cores need channels last, and other layouts are converted in the workspace:
-    input, weight and output once more. Winograd and FFT kernels may need more, with
-    ``torch.backends.cudnn.benchmark`` much more while all of them are tried (pytorch#49207).
+    cuDNN's kernels on tensor cores need channels last, and convert other layouts in the workspace: copies of
+    input, weight and output. Winograd and FFT kernels may need more, and a search with
+    ``torch.backends.cudnn.benchmark`` much more (pytorch#49207).
     """
     load = trace.load()
     rows = _rows(trace, _CONVOLUTIONS)
@@ -133,11 +132,11 @@ def _of_cudnn(trace: Trace) -> int:
 
 
 def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
-    """Return the largest load during some operations, counting twice the buffers that an operation touches.
+    """Return the largest load during some operations, with the operation's own buffers counted twice.
 
     Args:
         trace: the trace.
-        rows: indices of the operations' events; events of one operation have one time.
+        rows: indices of the operations' events; events of one operation have equal times.
         load: bytes alive after each event.
     """
     size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)
