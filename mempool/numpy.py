@@ -69,7 +69,7 @@ class ArrayPool(Pool):
     """A pool that serves NumPy until closed."""
 
     framework = "numpy"
-    shown = tuple(name for name in Pool.shown if name not in ("allocate", "free"))
+    public_names = tuple(name for name in Pool.public_names if name not in ("allocate", "free"))
 
     def __init__(self, **options: Any) -> None:
         share = options.get("share")

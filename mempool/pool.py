@@ -51,7 +51,7 @@ class Pool:
     #: True if the pool can hold a ``limit`` by offloading.
     swaps = False
     #: Names for users, which `dir` lists.
-    shown: tuple[str, ...] = (
+    public_names: tuple[str, ...] = (
         *("allocate", "close", "dynamic", "explain", "faults", "free", "iteration", "metrics", "name"),
         *("release", "report", "save", "settings", "state", "step", "trim", "wait"),
     )
@@ -528,7 +528,7 @@ class Pool:
         _recording.discard(self)
 
     def __dir__(self) -> list[str]:
-        return list(self.shown)
+        return list(self.public_names)
 
     def __enter__(self) -> Self:
         return self

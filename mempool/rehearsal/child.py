@@ -8,7 +8,6 @@ import ctypes
 import functools
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 VARIABLE = "MEMPOOL_REHEARSAL"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
-_NO_TOOL = (
-    "the program calls nvidia-smi, which does not know the stand-in: ask torch.cuda.mem_get_info instead"
-)
 _NO_DEVICE = "invalid device ordinal"  #: in PyTorch's error for a GPU that the machine lacks
 _FEW_DEVICES = "the program asks for a GPU that the machine lacks: --devices N gives it N"
 _COMPILER = "compile_worker"  #: on the command line of processes in which PyTorch compiles
@@ -127,7 +123,6 @@ class Rehearsal:
         modules = ("torch", *generation.MODULES, *compilation.MODULES, *checkpoints.MODULES)
         sys.meta_path.insert(0, AfterImport(self._after_import, modules))
         sys.excepthook = self._on_error
-        self._note_tools()
         atexit.register(self._finish)
         if not self.job.child or self.job.seconds is not None:
             threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
@@ -136,33 +131,6 @@ class Rehearsal:
     def _redirects(self) -> tuple[Path, list[str], list[str]]:
         """The folder for redirected files, and the lists of these and of other notes."""
         return self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes
-
-    def _note_tools(self) -> None:
-        """Note that the program starts a tool that this rehearsal cannot answer."""
-        popen: Any = subprocess.Popen
-        initialize, system = popen.__init__, os.system
-        calling = (subprocess.__file__, os.popen.__code__.co_filename)
-
-        def note(command: Any) -> None:
-            frame: FrameType | None = sys._getframe(2)
-            while frame is not None and frame.f_code.co_filename in calling:
-                frame = frame.f_back
-            # Libraries ask nvidia-smi about links between devices, and do without an answer.
-            own = frame is not None and own_line(frame, 1) != ""
-            if own and _is_nvidia_smi(command) and _NO_TOOL not in self.outcome.notes:
-                self.outcome.notes.append(_NO_TOOL)
-
-        @functools.wraps(initialize)
-        def noted(process: Any, *args: Any, **options: Any) -> None:
-            note(args[0] if args else options.get("args", ""))
-            initialize(process, *args, **options)
-
-        @functools.wraps(system)
-        def noted_system(command: Any) -> int:
-            note(command)
-            return system(command)
-
-        popen.__init__, os.system = noted, noted_system
 
     # --- PyTorch
 
@@ -587,13 +555,6 @@ class Rehearsal:
         sys.stderr.flush()
         self._finish()
         os._exit(self.outcome.exit_code)
-
-
-def _is_nvidia_smi(command: Any) -> bool:
-    """Return whether a command that a program starts is nvidia-smi."""
-    whole = isinstance(command, (str, bytes, os.PathLike))
-    words = os.fsdecode(command).split() if whole else [os.fsdecode(word) for word in command]
-    return bool(words) and Path(words[0]).name == "nvidia-smi"
 
 
 def _process_name() -> str:

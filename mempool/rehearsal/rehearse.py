@@ -11,10 +11,10 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
-from mempool.rehearsal import child, compilation, ranks, standin
+from mempool.rehearsal import child, compilation, nvidia_smi, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
 from mempool.rehearsal.kernel_arguments import write_table
 from mempool.rehearsal.new_files import remove_new_folders
@@ -51,16 +51,21 @@ class Machine:
         """Compute capability of the devices."""
         return (self.own_capability or (9, 0)) if self.card is None else self.card.capability
 
-    def settings(self, installation: Installation) -> str:
-        """Return the settings of the stand-in."""
-        capability = self.capability
-        major, _, minor = installation.cuda.partition(".")
-        values = {
+    @property
+    def devices_shown(self) -> dict[str, Any]:
+        """Number, name, memory and compute capability of the devices."""
+        return {
             "devices": self.devices,
             "name": "H100" if self.card is None else self.card.name,
             "memory": UNLIMITED if self.card is None else self.card.memory_bytes,
-            "context": context_bytes(capability) + KERNEL_BYTES,
-            "capability": "{}.{}".format(*capability),
+            "capability": "{}.{}".format(*self.capability),
+        }
+
+    def settings(self, installation: Installation) -> str:
+        """Return the settings of the stand-in."""
+        major, _, minor = installation.cuda.partition(".")
+        values = self.devices_shown | {
+            "context": context_bytes(self.capability) + KERNEL_BYTES,
             "processors": 132 if self.card is None else self.card.processors,
             "runtime": 1000 * int(major or 13) + 10 * int(minor or 0),
             "values": self.values,
@@ -159,6 +164,10 @@ class StandInRunner:
             child.VARIABLE: job.to_json(),
         }
         environment |= compilation.environment(self._libraries / standin.DRIVER)
+        tools = Path(job.folder) / "tools"
+        tools.mkdir()
+        nvidia_smi.write_command(tools, machine.devices_shown | {"cuda": self.installation.cuda})
+        environment["PATH"] = os.pathsep.join((str(tools), os.environ.get("PATH", os.defpath)))
         if setting := PYTORCH_SETTINGS.get(job.allocator):
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))

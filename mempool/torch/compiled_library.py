@@ -203,7 +203,11 @@ def _folder(name: str) -> Path:
 COMPANION = Source(Path(__file__).with_name("companion.cpp"), ("c10",), "mempool_companion_install")
 #: Allocator in front of PyTorch's own CUDA allocator.
 GUEST = Source(
-    Path(__file__).with_name("guest.cpp"), ("c10", "c10_cuda"), "mempool_guest_install", needs_cuda=True
+    Path(__file__).with_name("guest.cpp"),
+    ("c10", "c10_cuda"),
+    "mempool_guest_install",
+    needs_cuda=True,
+    headers=("guest_history.hpp",),
 )
 
 

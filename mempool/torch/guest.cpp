@@ -24,6 +24,8 @@
 #include <string>
 #include <utility>
 
+#include "guest_history.hpp"
+
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR < 11 || TORCH_VERSION_MINOR > 14
 #error "the guest does not know the allocator of this PyTorch"
 #endif
@@ -53,6 +55,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   void (*empty_cache)();
   void (*usage)(int device, size_t* arena);
   void (*each_live)(int device, void (*visit)(void* context, void* arena, size_t begin, size_t end), void* context);
+  int (*find)(void* address, size_t* bytes, int* device, intptr_t* stream);
 };
 const Core* core = nullptr;
 cca::CUDAAllocator* host = nullptr;
@@ -63,6 +66,16 @@ std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
 std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
 
 std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
+
+History& history = *new History;  // never destroyed: as the tensors
+std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_for_host(); }
+
+// While alive, entries of this thread in the host's history are of an arena.
+struct ArenaRequest {
+  std::string metadata = host->getUserMetadata();
+  ArenaRequest() { host->setUserMetadata(metadata + History::kArena); }
+  ~ArenaRequest() { host->setUserMetadata(metadata); }
+};
 
 // Captures and private pools that are active. A pool that another thread had before the guest came is not among them.
 class ActivePools {
@@ -105,6 +118,7 @@ ActivePools& active = *new ActivePools;  // never destroyed: a capture may end w
 
 void hand_back() {
   while (void* const block = core->returned()) {
+    const ArenaRequest request;
     host->raw_delete(block);
     handed_back.store(true);
   }
@@ -127,6 +141,15 @@ void report(void* address, int64_t bytes) {
 
 void release(void* address) {
   size_t bytes = 0;
+  if (history.knows_any()) {
+    History::Tensor tensor{address};
+    intptr_t stream = 0;
+    if (core->find(address, &tensor.bytes, &tensor.device, &stream) != 0) {
+      tensor.stream = reinterpret_cast<void*>(stream);
+      tensor.metadata = host->getUserMetadata();
+      history.freed(tensor);
+    }
+  }
   if (address == nullptr || core->free(address, &bytes) == 0) return host->raw_delete(address);
   report(address, -static_cast<int64_t>(bytes));
   hand_back();
@@ -232,13 +255,17 @@ class Guest final : public cca::CUDAAllocator {
     cca::SnapshotInfo snapshot = host->snapshot(id, traces);
     for (auto& segment : snapshot.segments) {
       const auto device = static_cast<size_t>(segment.device);
-      // A history has the host's block alone, and what is alive has to agree with the history.
-      if (device < snapshot.device_traces.size() && !snapshot.device_traces[device].empty()) continue;
+      // A history from before the guest has the host's block alone, and what is alive has to agree with the history.
+      const bool has_history = device < snapshot.device_traces.size() && !snapshot.device_traces[device].empty();
+      if (has_history && !history.records()) continue;
       for (size_t i = 0, address = segment.address; i < segment.blocks.size(); address += segment.blocks[i].size, ++i) {
         if (!segment.blocks[i].allocated || core->arena_of(reinterpret_cast<void*>(address)) == nullptr) continue;
         show_tensors(segment, i, address);
         break;
       }
+    }
+    for (size_t device = 0; id == MempoolId_t{0, 0} && device < snapshot.device_traces.size(); ++device) {
+      history.merge(static_cast<int>(device), snapshot.device_traces[device]);
     }
     return snapshot;
   }
@@ -277,11 +304,18 @@ class Guest final : public cca::CUDAAllocator {
   bool isHistoryEnabled() override { return host->isHistoryEnabled(); }
   void recordHistory(bool enabled, cca::CreateContextFn context, size_t entries, cca::RecordContext when, bool clear,
                      const std::vector<std::string>& skip) override {
-    host->recordHistory(enabled, context, entries, when, clear, skip);
+    host->recordHistory(enabled, context == nullptr ? nullptr : &gather_for_host, entries, when, clear, skip);
+    history.configure(enabled, context, entries, when, clear, skip);
   }
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override { host->recordAnnotation(pairs); }
-  void pushCompileContext(std::string& text) override { host->pushCompileContext(text); }
-  void popCompileContext() override { host->popCompileContext(); }
+  void pushCompileContext(std::string& text) override {
+    host->pushCompileContext(text);
+    history.push_compile_context(text);
+  }
+  void popCompileContext() override {
+    host->popCompileContext();
+    history.pop_compile_context();
+  }
   void setUserMetadata(const std::string& text) override { host->setUserMetadata(text); }
   std::string getUserMetadata() override { return host->getUserMetadata(); }
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
@@ -357,10 +391,12 @@ class Guest final : public cca::CUDAAllocator {
         mine.gap(begin);
         const size_t bytes = (end - begin + kUnit - 1) / kUnit * kUnit;
         mine.blocks.push_back(mine.piece(bytes, end - begin));
+        mine.blocks.back().context_when_allocated = history.context_of(static_cast<char*>(base) + begin);
         mine.until = begin + bytes;
         mine.live += bytes;
       }
     } pieces{{}, segment.blocks[index], arena, 0, 0};
+    pieces.whole.context_when_allocated = nullptr;
     const size_t bytes = segment.blocks[index].size;
     core->each_live(segment.device, &Pieces::add, &pieces);
     pieces.gap(bytes);
@@ -440,15 +476,21 @@ class Guest final : public cca::CUDAAllocator {
     if (bytes <= room(device, releasable(device))) try {
       host->emptyCache({0, 0});
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
+      const ArenaRequest request;
       block = host->raw_alloc(bytes);
       const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;
       arena_slack.store(taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
       c10::cuda::device_synchronize();
     } catch (const c10::Error&) {  // no memory, or a capture that forbids to wait
-      if (block != nullptr) host->raw_delete(block);
+      drop(block);
       block = nullptr;
     }
-    if (void* const unused = core->offer(device, block, bytes)) host->raw_delete(unused);
+    drop(core->offer(device, block, bytes));
+  }
+  static void drop(void* block) {
+    if (block == nullptr) return;
+    const ArenaRequest request;
+    host->raw_delete(block);
   }
   // After the host has refused: set `address` if the arena has a hole, else release the arena. False: nothing has changed.
   static bool made_room(const Request& request, void** address) {
@@ -472,7 +514,10 @@ class Guest final : public cca::CUDAAllocator {
       if (address != nullptr) answer = planned;
       else address = allocate();
     }
-    if (answer == planned) report(address, static_cast<int64_t>(request.bytes));
+    if (answer == planned) {
+      report(address, static_cast<int64_t>(request.bytes));
+      if (history.records()) history.allocated({address, request.bytes, request.device, request.stream, host->getUserMetadata()});
+    }
     if (answer == recorded) core->record(address, request.bytes, request.device, request.number());
     return {address, answer};
   }

@@ -23,7 +23,10 @@ class TensorPool(Pool):
     """A pool that serves PyTorch until closed."""
 
     framework = "torch"
-    shown = (*(name for name in Pool.shown if name not in ("allocate", "free", "faults")), "watch")
+    public_names = (
+        *(name for name in Pool.public_names if name not in ("allocate", "free", "faults")),
+        "watch",
+    )
     swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:
@@ -35,13 +38,13 @@ class TensorPool(Pool):
         """Serve PyTorch's tensors, and hold the limit if there is one."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
-        shown = self._trace_writer is not None and self.settings.limit is None
-        if ends or shown:
+        marks_trace = self._trace_writer is not None and self.settings.limit is None
+        if ends or marks_trace:
             from mempool.torch.step_detection import StepDetector
 
             # a plan file's iterations may end elsewhere
             ends &= self.loaded is None or self.loaded.detected_marks or self.loaded.remembered
-            self._step_detector = StepDetector(self, ends=ends, shown=shown)
+            self._step_detector = StepDetector(self, ends=ends, marks_trace=marks_trace)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.eager import OffloadSession
 

@@ -29,16 +29,16 @@ class StepDetector:
         ends_iterations: true if the steps end the pool's iterations.
     """
 
-    def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
+    def __init__(self, pool: TensorPool, *, ends: bool, marks_trace: bool) -> None:
         """Start observing all optimizers.
 
         Args:
             pool: the pool whose steps are counted.
-            ends: end the pool's iterations with the steps.
-            shown: show the steps in the pool's trace.
+            ends: whether steps end the pool's iterations.
+            marks_trace: whether steps set marks in the pool's trace.
         """
         self._pool = weakref.ref(pool)
-        self.ends_iterations, self._shows_steps = ends, shown
+        self.ends_iterations, self._marks_trace = ends, marks_trace
         self._optimizer: Any = None
         self._idle_steps = 0
         self._listener = Listener(before=self._before_step, after=self._after_step)
@@ -60,7 +60,7 @@ class StepDetector:
             pool.mark_detected_step()
             return
         pool.step_counter.count()
-        if self._shows_steps:
+        if self._marks_trace:
             pool.client.record_detected_step()
 
     def is_followed(self, optimizer: torch.optim.Optimizer) -> bool:

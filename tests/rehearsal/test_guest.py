@@ -430,6 +430,46 @@ def test_planned_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None
 
 
 @alone
+def test_stream_recorded_while_a_private_pool_is_active_is_kept_by_the_plan_alone() -> None:
+    """With and without the guest, PyTorch's own allocator forgets the stream and reuses the memory at once.
+
+    It takes a stream recorded while any thread has a private pool or captures for a stream of a graph.
+    """
+    side = torch.cuda.Stream()
+    host = torch.full((MIB,), 5, dtype=torch.uint8).pin_memory()
+
+    def reuses(record: bool = True) -> bool:
+        """Return true if the next tensor has the address of one that another stream uses."""
+        source = host.to("cuda", non_blocking=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.use_mem_pool(private):
+            if record:
+                driver().expect(side.cuda_stream, source.data_ptr(), MIB, 5)
+                source.record_stream(side)
+            address = source.data_ptr()
+            del source
+        made = tensor(MIB)
+        return bool(made.data_ptr() == address)
+
+    private = torch.cuda.MemPool()
+    native = reuses()
+    torch.cuda.synchronize()
+    pool = install()
+    assert reuses() == native
+    torch.cuda.synchronize()
+    for _ in range(12):
+        pool.step()
+        again = reuses(record=False)
+        pool.plan_now()
+    hits = values(pool)["hits"]
+    pool.step()
+    assert again
+    assert not reuses()
+    assert values(pool)["hits"] == hits + 1
+    assert driver().faults == []
+
+
+@alone
 def test_native_tensor_with_a_recorded_stream_is_not_reused_too_early() -> None:
     pool = install()
     side = torch.cuda.Stream()
@@ -674,6 +714,90 @@ def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: s
     torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
     recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
     assert recording.trace.load().max() == torch.cuda.memory_stats()["allocated_bytes.all.peak"]
+
+
+def history(**options: Any) -> tuple[list[Any], set[Any]]:
+    """Return what PyTorch's history has of an iteration, and the frames of the tensors alive at its end."""
+    torch.cuda.memory._record_memory_history(stacks="python", clear_history=True, **options)
+    iteration()
+    with torch.cuda.stream(torch.cuda.ExternalStream(2)):
+        kept = [tensor(MIB), tensor(100)]
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(None)
+    del kept
+
+    def frames(entry: Any) -> tuple[Any, ...]:
+        return tuple(map(str, entry.get("frames", ())))
+
+    trace = [
+        (entry["action"], entry["size"], entry["stream"], entry["compile_context"], frames(entry))
+        for entry in snapshot["device_traces"][0]
+        if not entry["action"].startswith("segment")
+    ]
+    blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
+    return trace, {frames(block) for block in blocks if block["state"] == "active_allocated"}
+
+
+@pytest.mark.parametrize("context", ["all", "alloc", "state", ""])
+@alone
+def test_history_has_planned_requests_as_native_records_them(context: str) -> None:
+    settings = [
+        {},
+        {"max_entries": 40},
+        {"skip_actions": ["free_completed", "alloc"]},
+        {"enabled": "state"},
+        {"compile_context": True},
+    ]
+    recorded = {}
+    for name in ("native", "guest"):
+        if name == "guest":
+            pool = install(small_bytes=0)
+            for _ in range(12):
+                pool.step()
+                history()
+                pool.plan_now()
+        hits = values(pool)["hits"] if name == "guest" else 0
+        recorded[name] = []
+        for options in settings:
+            if name == "guest":
+                pool.step()
+            recorded[name].append(history(context=context or None, **options))
+    assert values(pool)["hits"] > hits + 100
+    for (native, alive), (guest, guest_alive) in zip(recorded["native"], recorded["guest"], strict=True):
+        assert (sorted(native), alive) == (sorted(guest), guest_alive)
+        if context == "all":  # else only the clock tells the order
+            assert native == guest
+
+
+@alone
+def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_path: str) -> None:
+    import torch.cuda._memory_viz as viz
+
+    from mempool.offline import read_input
+
+    pool = install()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    for count in (3, 5, 2):
+        for _ in range(8):
+            pool.step()
+            kept = [tensor((number + 1) * MIB) for number in range(count)]
+            assert torch.cuda.memory_allocated() == sum(one.nbytes for one in kept)
+            del kept
+            pool.plan_now()
+        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+    made = tensor(2 * MIB)
+    pool.close()
+    torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
+    snapshot = torch.cuda.memory._snapshot()
+    recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
+    assert recording.trace.load().max() == 15 * MIB
+    assert recording.trace.load()[-1] == made.nbytes
+    allocated = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+    assert len(allocated) == 8 * (3 + 5 + 2) + 1
+    assert {entry["user_metadata"] for entry in snapshot["device_traces"][0]} == {""}
+    assert viz.trace(snapshot)
+    assert viz.segsum(snapshot)
 
 
 @alone

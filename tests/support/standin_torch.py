@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MOST = 1 << 20  #: bytes of the largest tensor
 SIZES = (100, 5000, 70_000, 300_000, MOST, MOST)
-#: Held where a thread captures a graph or waits for the device, which CUDA does not bear at once.
+#: Held where a thread captures a graph, has a private pool or waits for the device, which CUDA does not bear
+#: at once, and where a stream is recorded, which PyTorch's own allocator forgets during the former two.
 _CAPTURING = threading.RLock()
 
 
@@ -80,9 +81,7 @@ class Program:
             *[self._capture] * 2, *[self._replay] * 2, self._wait, self._mark,
         ]  # fmt: skip
         if torch.cuda.get_allocator_backend() == "native":
-            self._steps += [*[self._share] * 2, self._collect]
-            if not in_thread:
-                self._steps += [self._make_in_private_pool] * 2
+            self._steps += [*[self._share] * 2, self._collect, *[self._make_in_private_pool] * 2]
 
     def step(self) -> None:
         self._random.choice(self._steps)()
@@ -142,7 +141,8 @@ class Program:
         self._expect(tensor, stream)
         with torch.cuda.stream(stream):
             if stream != tensor.owner:
-                tensor.data.record_stream(stream)
+                with _CAPTURING:
+                    tensor.data.record_stream(stream)
             if self._random.random() < 0.4:
                 self._fill(tensor)
 

@@ -74,14 +74,6 @@ def test_the_trace_of_a_fit_is_read_by_the_other_verbs(
         assert swaps["peak_load_bytes"] == pytest.approx(answer["peak_bytes"], rel=0.05)  # as a GPU rounds
 
 
-def test_margin_option_replaces_the_estimate(capsys: pytest.CaptureFixture[str], fit_json: Any) -> None:
-    answer = fit_json(*SHORT, "--margin", "cuda_context=1GiB", "--margin", "kernels=0")
-    assert answer["margin_bytes"]["cuda_context"] == 1 << 30
-    assert answer["margin_bytes"].get("kernels", 0) == 0
-    assert call(["fit", *SHORT, "--margin", "contxt=1"]) == 2
-    assert "no margin 'contxt'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("limit", "more"), [("12GiB", ""), ("12 GB", ""), ("48GiB", ", which is more than programs get of it")]
 )

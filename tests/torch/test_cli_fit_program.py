@@ -189,7 +189,7 @@ def test_notes_name_omitted_parts(fitted: Any, tmp_path: Path) -> None:
     )
     text = loop("loss = model(x).square().mean()", *STEP).replace("x, y =", lines)
     compiled, saved, other, cuda = fitted(text)["warnings"]
-    assert compiled.startswith("torch.compile at train.py:19 is left out: the result is of the eager model")
+    assert compiled.startswith("compile at train.py:19 is left out: the result is of the eager model")
     assert (saved, other) == tuple(
         f"{name} was passed over" for name in ("torch.save('last.pt')", "save_file('last.safetensors')")
     )
@@ -294,4 +294,3 @@ def test_cuda_build_rehearses_a_program(monkeypatch: pytest.MonkeyPatch) -> None
     assert (request.machine.card.name, request.machine.card.memory_bytes) == ("A100 80GB", 8 << 30)
     assert request.limit_bytes is None
     assert call(["fit", "train.py", "--main", "-a", "cupy"]) == 2
-    assert call(["fit", "train.py", "--main", "--margin", "kernels=0"]) == 2

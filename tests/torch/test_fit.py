@@ -51,7 +51,7 @@ X, Y = torch.zeros(8, 32), torch.zeros(8, dtype=torch.long)
 
 
 def fit_mlp(**options: Any) -> Fit:
-    options = {"loss": nn.functional.cross_entropy, "labels": Y, "margin": {}} | options
+    options = {"loss": nn.functional.cross_entropy, "labels": Y} | options
     return mempool.torch.fit(mlp, X, **options)
 
 

@@ -377,15 +377,3 @@ def test_a_convolution_far_from_the_peak_needs_none() -> None:
             return self.first(x).mean() + torch.empty(1 << 24)
 
     assert "cudnn_workspace" not in margins(traced(Late, (4, 3, 16, 16), backward=False))
-
-
-def test_margins_of_the_user_replace_estimates() -> None:
-    trace = traced(nn.Linear, 4, 4, (2, 4))
-    mine = margins(trace, margin={"cuda_context": 0, "other_models": 7})
-    assert mine["cuda_context"] == 0
-    assert mine["other_models"] == 7
-    assert margins(trace, "cpu", margin={"kernels": 3}) == {"kernels": 3}
-    with pytest.raises(UsageError, match="no margin 'contxt'; there are cuda_context"):
-        margins(trace, margin={"contxt": 1})
-    with pytest.raises(UsageError, match="below zero"):
-        margins(trace, margin={"kernels": -1})

@@ -234,7 +234,6 @@ def test_exceptions_of_user_code_pass_with_a_note() -> None:
         ({"allocators": ("pytorch:wings=2",)}, "no setting wings"),
         ({"flavour": "sweet"}, "flavour"),
         ({"checkpoint": "nowhere"}, "nothing to checkpoint"),
-        ({"margin": {"luck": 1}}, "no margin 'luck'"),
         ({"loss": lambda _: 3}, "the loss is a int"),
         ({"loss": lambda out: out.detach().sum()}, "depends on no parameter"),
         ({"inputs": 3}, "how many samples"),

@@ -47,7 +47,6 @@ class FitRequest:
         arguments: of the program, in ``sys.argv``.
         main: whether to run a script as a program.
         allocators: allocators to simulate; the first decides the verdict.
-        margins: the user's own figures, as written.
         largest, remedies: arguments of `fit_job`.
         most_seconds: CPU seconds for trying remedies.
         traced: keep the trace.
@@ -65,7 +64,6 @@ class FitRequest:
     arguments: tuple[str, ...] = ()
     main: bool = False
     allocators: tuple[str, ...] = ()
-    margins: tuple[str, ...] = ()
     largest: bool | None = None
     remedies: bool | None = None
     most_seconds: float = 40
@@ -117,7 +115,6 @@ def parse_request(options: dict[str, Any]) -> FitRequest:
         arguments=tuple(options["arguments"] or ()),
         main=options["main"],
         allocators=tuple(options["allocator"] or ()),
-        margins=tuple(options["margin"] or ()),
         largest=False if sweep and options["largest_batch"] is None else options["largest_batch"],
         remedies=False if sweep and options["remedies"] is None else options["remedies"],
         most_seconds=options["remedies_seconds"],

@@ -32,7 +32,6 @@ _TASKS = (
     "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
     "token-classification", "base",
 )  # fmt: skip
-_MARGINS = ("cuda_context", "kernels", "cublas_workspace", "cudnn_workspace", "other_models")
 
 
 def complete_cards(incomplete: str) -> list[str]:
@@ -140,14 +139,6 @@ def fit(
     ] = None,
     remedies: Annotated[
         bool | None, typer.Option("--remedies/--no-remedies", help="Try what would help.")
-    ] = None,
-    margin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SIZE",
-            autocompletion=completion(*(f"{name}=" for name in _MARGINS)),
-            help="Of what a GPU adds, a figure of your own: cuda_context=300MiB; again for each.",
-        ),
     ] = None,
     remedies_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Most processor seconds for trying remedies.")

@@ -16,7 +16,7 @@ from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.estimator import DEFAULT_ALLOCATORS, allocator_specs, judge
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.fake.fake_run import run
-from mempool.torch.estimate.margins import margins, parse_margins
+from mempool.torch.estimate.margins import margins
 from mempool.torch.estimate.program import run_program
 from mempool.torch.estimate.sources.transformers_models import (
     model_inputs,
@@ -81,18 +81,12 @@ def _fit_program(request: FitRequest) -> SizeResult:
     allocator_specs(allocators)
     device, capability = request.job.get("device", "cuda"), request.capability or (8, 0)
     done = run_program(request.target.where, request.arguments, device=device, capability=capability)
-    margin = margins(
-        done.trace,
-        device,
-        capability=capability,
-        margin=parse_margins(list(request.margins)),
-    )
     fitted = judge(
         done.trace,
         request.limit_bytes,
         allocators=allocators,
         device=device,
-        margin_bytes=margin,
+        margin_bytes=margins(done.trace, device, capability=capability),
         batch=None,
         mode=done.mode,
         whole=True,
@@ -156,8 +150,6 @@ def _job(request: FitRequest, found: TransformersModel, seq: int | None, batch: 
         attributes["capability"] = request.capability
     if request.card is not None:
         attributes["card"] = request.card
-    if request.margins:
-        attributes["margin"] = parse_margins(list(request.margins))
     return Job(model=found.model, inputs=inputs, **attributes)
 
 

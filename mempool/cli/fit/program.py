@@ -36,8 +36,6 @@ def rehearse_program(request: FitRequest, trace: Path | None, *, json: bool) -> 
         typer.BadParameter: an option has no meaning in a rehearsal.
         Stop: as `rehearse_request`.
     """
-    if request.margins:
-        raise typer.BadParameter("--margin: PyTorch has CUDA here, and the program itself is rehearsed")
     if unknown := [name for name in request.allocators if name not in _ALLOCATORS]:
         raise typer.BadParameter(f"-a {unknown[0]}: a program is rehearsed with {', '.join(_ALLOCATORS)}")
     gpu = None if request.card is None else card(request.card)

@@ -211,6 +211,20 @@ void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t)
   }
 }
 
+int find(void* address, std::size_t* bytes, int* device, std::intptr_t* stream) {
+  const Presence::Here here;
+  bool found = false;
+  hook_.each_entry([&](Hook::Entry& entry) {
+    Pool& pool = entry.client->pool();
+    const Guarded guard(pool.lock);
+    const Pool::Freed tensor = pool.at(address_of(address));
+    found = tensor.kind == Pool::Freed::arena;
+    if (found) *bytes = tensor.requested, *device = entry.device.load(std::memory_order_relaxed), *stream = tensor.stream;
+    return !found;
+  });
+  return found ? 1 : 0;
+}
+
 }  // namespace
 
 Hook& hook() noexcept { return hook_; }
@@ -225,7 +239,7 @@ void stop() noexcept {
 const mempool_guest_functions& functions() noexcept {
   static const mempool_guest_functions all{
       &concerns, &allocate, &record, &free, &use, &arena_of, &wanted, &offer, &returned,
-      &make_room, &begin_pool, &end_pool, &empty_cache, &usage, &each_live};
+      &make_room, &begin_pool, &end_pool, &empty_cache, &usage, &each_live, &find};
   return all;
 }
 

@@ -90,7 +90,7 @@ def estimate(
         limit_bytes,
         allocators=allocators,
         device=job.device,
-        margin_bytes=margins(trace, job.device, capability=job.capability, margin=job.margin),
+        margin_bytes=margins(trace, job.device, capability=job.capability),
         batch=job.batch,
         mode=job.mode,
     )

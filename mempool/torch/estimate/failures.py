@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,26 +47,21 @@ class BrokenScriptError(UsageError):
     """Error for a script that fails in a fake run."""
 
 
-@dataclass
-class RunningModel:
-    """Holder of the running model, once made."""
-
-    model: nn.Module | None = None
-
-
 @contextlib.contextmanager
-def explain_failures(activity: str) -> Iterator[RunningModel]:
+def explain_failures(activity: str) -> Iterator[list[nn.Module]]:
     """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
-    Exceptions of the user's own code pass, with a note about the location and the activity.
+    Exceptions of the user's own code pass, with a note about the location and the activity. The block appends
+    the
+    running model to the list, once made.
     """
-    running = RunningModel()
+    running: list[nn.Module] = []
     try:
         yield running
     except UsageError:
         raise
     except Exception as error:
-        location = _location(error.__traceback__, running.model)
+        location = _location(error.__traceback__, running)
         if (line := _explanation(error, location)) is not None:
             raise UsageError(line) from error
         error.add_note(f"mempool: while {activity}{location}")
@@ -89,9 +83,9 @@ def _explanation(error: Exception, location: str) -> str | None:
     return None
 
 
-def _location(trace: TracebackType | None, model: nn.Module | None) -> str:
+def _location(trace: TracebackType | None, models: list[nn.Module]) -> str:
     """Return the innermost module of the model and the innermost line outside PyTorch and mempool."""
-    names = {} if model is None else {id(module): name for name, module in model.named_modules()}
+    names = {id(module): name for model in models for name, module in model.named_modules()}
     module, line = "", ""
     own = tuple(str(Path(package.__file__ or "").parent) for package in (torch, mempool, traces))
     for frame, number in traceback.walk_tb(trace):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mempool.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import torch
     from torch import nn
@@ -50,7 +50,6 @@ class Job:
             inference, since ``model.generate``, a function or a single call keeps no former output (with a
             key-value cache, possibly most of the memory).
         card: name of a GPU in `mempool.hardware.gpu_throughput` for modelled times; None: the default.
-        margin: bytes by name in `margins.PARTS` that replace the estimates.
 
     Raises:
         UsageError: mode or device is unknown, or batch is below one.
@@ -72,7 +71,6 @@ class Job:
     accumulate: int = 1
     hold_output: bool | None = None
     card: str | None = None
-    margin: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._resolve()

@@ -31,42 +31,25 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
     Raises:
         NoLargestBatchError: the largest permitted batch fits, or the search exceeds its number of trials.
     """
-    known: dict[int, int] = {}
+    known = {0: 0}
 
-    def need(batch: int) -> int:
-        if len(known) >= OPTIONS.batch_tries:
+    def fits(batch: int) -> bool:
+        if len(known) > OPTIONS.batch_tries:
             raise NoLargestBatchError(
                 f"no largest batch after {OPTIONS.batch_tries} tries: memory does not grow with the batch"
             )
-        if batch not in known:
-            known[batch] = needs(batch)
-        return known[batch]
+        known[batch] = needs(batch)
+        return known[batch] <= limit_bytes
 
     low, high = 0, first
-    while need(high) <= limit_bytes:
+    while fits(high):
         if high >= OPTIONS.batch:
             raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
         low, high = high, min(2 * high, OPTIONS.batch)
     slow = False
-    while high - low > 1:
-        between = high - low
-        middle = (low + high) // 2 if slow else _guess(known, low, high, limit_bytes)
-        if need(middle) <= limit_bytes:
-            low = middle
-        else:
-            high = middle
+    while (between := high - low) > 1:
+        share = 0.5 if slow else (limit_bytes - known[low]) / (known[high] - known[low])
+        middle = min(max(low + int(share * between), low + 1), high - 1)
+        low, high = (middle, high) if fits(middle) else (low, middle)
         slow = not slow and 2 * (high - low) > between
     return low
-
-
-def _guess(known: dict[int, int], low: int, high: int, limit: int) -> int:
-    """Return a batch strictly between two, at the intersection of the line through both with the limit."""
-    other = low if low else min((b for b in known if b > high), default=0)
-    if not other or known[other] == known[high]:
-        return (low + high) // 2
-    slope = (known[high] - known[other]) / (high - other)
-    return (
-        min(max(int(high - (known[high] - limit) / slope), low + 1), high - 1)
-        if slope > 0
-        else (low + high) // 2
-    )

@@ -1,8 +1,10 @@
 """Memory that a GPU needs outside all operations, as named parts, each with formula and source.
 
-Some parts are memory of PyTorch's allocator, which `torch.cuda.max_memory_allocated` counts; the driver and
-libraries take the other parts from the device. Losses of allocators by rounding and fragmentation are no
-margin, since simulators report them. Users can pass their own measurements.
+`cuda_context` is the driver's context: code, stacks and queues of the process. `kernels` are the kernels of
+PyTorch, cuBLAS and cuDNN, loaded on first use. `cublas_workspace` is the workspace of cuBLAS in each thread
+that multiplies matrices; `cudnn_workspace` is the excess of convolutions with their workspaces over the peak.
+
+Losses of allocators by rounding and fragmentation are no margin, since the simulators report them.
 """
 
 from __future__ import annotations
@@ -13,87 +15,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mempool.errors import UsageError
 from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
 from traces.trace import EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from traces import Trace
 
 MIB = 1 << 20
-#: Names and descriptions of the parts.
-PARTS = {
-    "cuda_context": "the driver's context: code, stacks and queues of the process on the device",
-    "kernels": "kernels of PyTorch, cuBLAS and cuDNN, loaded when first used",
-    "cublas_workspace": "scratch memory of cuBLAS, for each thread that multiplies matrices",
-    "cudnn_workspace": "by how much convolutions with their scratch memory exceed the peak",
-    "other_models": "memory outside the step, such as an average of the weights; only as given",
-}
-IN_ALLOCATOR = ("cublas_workspace", "cudnn_workspace", "other_models")
+#: Parts that PyTorch takes from its own allocator, so that `torch.cuda.max_memory_allocated` counts them.
+IN_ALLOCATOR = ("cublas_workspace", "cudnn_workspace")
 
 _PRODUCTS = re.compile(r"^aten::_?(scaled_)?(mm|addmm|bmm|baddbmm|addbmm|matmul|linear)\b")
 _CONVOLUTIONS = re.compile(r"^aten::(cudnn_|_)?convolution")
 
 
-def margins(
-    trace: Trace,
-    device: str = "cuda",
-    *,
-    capability: tuple[int, int] = (8, 0),
-    margin: Mapping[str, int] | None = None,
-) -> dict[str, int]:
-    """Return the bytes that a GPU needs in addition to a fake run's trace, by names of `PARTS`.
+def margins(trace: Trace, device: str = "cuda", *, capability: tuple[int, int] = (8, 0)) -> dict[str, int]:
+    """Return the bytes that a GPU needs in addition to a fake run's trace, by name, without zeros.
 
     Args:
         trace: trace of the run, with names of operations and marks of phases.
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
-        margin: the user's figures in bytes by name, such as ``{"cuda_context": 0}``.
-
-    Returns:
-        The parts that are not zero or given in ``margin``.
-
-    Raises:
-        UsageError: a name in ``margin`` is unknown, or a size is below zero.
     """
-    given = _checked(margin)
     if device.partition(":")[0] == "cpu":
-        return given
+        return {}
     found = {
         "cuda_context": context_bytes(capability),
         "kernels": KERNEL_BYTES,
         "cublas_workspace": _of_cublas(trace, capability),
         "cudnn_workspace": _of_cudnn(trace),
     }
-    return {name: bytes_ for name, bytes_ in (found | given).items() if bytes_ or name in given}
-
-
-def parse_margins(texts: list[str]) -> dict[str, int]:
-    """Parse margins in the form of a command line: "cuda_context=300MiB".
-
-    Raises:
-        UsageError: a text cannot be parsed.
-    """
-    from mempool.units import parse_memory
-
-    pairs = [text.partition("=") for text in texts]
-    if wrong := next((text for text, (_, equals, _) in zip(texts, pairs, strict=True) if not equals), None):
-        raise UsageError(f"{wrong!r} is no margin: say NAME=SIZE, such as cuda_context=300MiB")
-    _checked(dict.fromkeys((name for name, _, _ in pairs), 0))
-    return _checked({name: parse_memory(size) for name, _, size in pairs})
-
-
-def _checked(margin: Mapping[str, int] | None) -> dict[str, int]:
-    for name, size in (margin or {}).items():
-        if name not in PARTS:
-            raise UsageError(f"no margin {name!r}; there are {', '.join(PARTS)}")
-        if size < 0:
-            raise UsageError(f"the margin {name!r} is {size} bytes: it cannot be below zero")
-    return dict(margin or {})
+    return {name: bytes_ for name, bytes_ in found.items() if bytes_}
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:

@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
 from mempool.torch.estimate.fake.copies import tensors_in
-from mempool.torch.estimate.options import OPTIONS
-from mempool.units import binary
 
 SUMMED = (
     "no loss was given and the model returns none: the sum of its floating outputs stands for it; "
@@ -67,23 +65,3 @@ def cache_tensors(output: Any) -> list[torch.Tensor]:
         fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
         found = [fields[name] for name in list(fields) if name in _CACHES]
     return tensors_in(*found, outside=(nn.Module,))
-
-
-def note_of_loop(output: Any, model: nn.Module) -> str | None:
-    """Return a note on loops that keep the output during the next step; None for a small output."""
-    leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    storages = {
-        storage._cdata: storage.nbytes()
-        for tensor in (*leaves, *cache_tensors(output))
-        for storage in [tensor.untyped_storage()]
-    }
-    size = sum(storages.values())
-    if (
-        size < OPTIONS.output_share * sum(p.numel() * p.element_size() for p in model.parameters())
-        or not size
-    ):
-        return None
-    return (
-        f"the output of a step, {binary(size)}, is taken to be gone before the next forward; a loop with "
-        "`output = model(...)` holds it until then, and needs up to that much more: `del output` at its end"
-    )

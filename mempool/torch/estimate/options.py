@@ -11,7 +11,6 @@ class EstimateOptions:
 
     Attributes:
         searched_objects: largest number of objects searched for tensors, in a functools cache or an output.
-        output_share: smallest output with a note, as a share of the parameters' bytes.
         batch_tries: most trials in the search for the largest batch.
         batch: largest batch that the search tries, in samples.
         report_modules: most modules in a text report.
@@ -25,7 +24,6 @@ class EstimateOptions:
     """
 
     searched_objects: int = 10_000
-    output_share: float = 0.01
     batch_tries: int = 64
     batch: int = 1 << 24
     report_modules: int = 5

@@ -198,28 +198,19 @@ class Fit:
         }
 
     def __str__(self) -> str:
-        return report(self)
-
-
-def report(fit: Fit) -> str:
-    """Format the verdict, the peak by holder, allocators, and remedies as text."""
-    lines = [fit.verdict, ""]
-    where = f" in {fit.peak_module}" if fit.peak_module else ""
-    lines.append(
-        f"peak load {binary(fit.peak_bytes)} in the {fit.peak_phase or 'step'}, {fit.peak_operation}{where}"
-    )
-    lines += [f"  {binary(b):>11}  {name.replace('_', ' ')}" for name, b in fit.by_class_bytes.items()]
-    lines.append("by module")
-    lines += [
-        f"  {binary(m.bytes):>11}  {m.module or '(the model)'}"
-        for m in fit.modules(3)[: OPTIONS.report_modules]
-    ]
-    lines.append("reserved by")
-    lines += [f"  {binary(b):>11}  {name}" for name, b in fit.reserved_bytes.items()]
-    if fit.margin_bytes:
-        lines.append("and beside it")
-        lines += [f"  {binary(b):>11}  {name.replace('_', ' ')}" for name, b in fit.margin_bytes.items()]
-    if fit.remedies:
-        lines.append("what would help, by")
-        lines += [f"  {binary(r.saves_bytes):>11}  {r.name}: {r.how}" for r in fit.remedies]
-    return "\n".join(lines + [f"note: {text}" for text in fit.warnings])
+        modules = self.modules(3)[: OPTIONS.report_modules]
+        peak = (
+            f"peak load {binary(self.peak_bytes)} in the {self.peak_phase or 'step'}, {self.peak_operation}"
+        )
+        rows = {
+            peak: self.by_class_bytes,
+            "by module": {share.module or "(the model)": share.bytes for share in modules},
+            "reserved by": self.reserved_bytes,
+            "and beside it": self.margin_bytes,
+            "what would help, by": {f"{r.name}: {r.how}": r.saves_bytes for r in self.remedies},
+        }
+        lines = [self.verdict]
+        for title, sizes in rows.items():
+            lines += [title] * bool(sizes)
+            lines += [f"  {binary(size):>11}  {name}" for name, size in sizes.items()]
+        return "\n".join(lines + [f"note: {text}" for text in self.warnings])

@@ -34,7 +34,6 @@ if kind == "fsdp":
     fully_shard(model)
     dcp.save({"model": model.state_dict()}, checkpoint_id="shards")
     dcp.load({"model": model.state_dict()}, checkpoint_id="shards")
-    os.system("nvidia-smi")
 optimizer = torch.optim.AdamW(model.parameters())
 while True:
     model(torch.randn(32, 1024, device="cuda")).sum().backward()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main() -> None:
     subprocess.run([sys.executable, "-c", "pass"], check=True)
-    os.popen("nvidia-smi").close()
+    assert "GPU 0: NVIDIA H100" in os.popen("nvidia-smi -L").read()
     images = TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     loader = DataLoader(images, batch_size=8, num_workers=1, pin_memory=True, shuffle=True)
     stem = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.BatchNorm2d(64)).cuda()

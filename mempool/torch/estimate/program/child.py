@@ -1,4 +1,4 @@
-"""The tried program's process: PyTorch on tensors without memory, recorded until the program ends."""
+"""Process of a program on tensors without memory, which records the program until its end."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 _THREAD = "it runs a model in another thread, where nothing is recorded"
 _MODELS = "transformers.modeling_utils"  #: module with a method that writes a model
-#: Signs of errors of tensors without values.
+#: Texts in errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
 
 
 class _Program(Rehearsal):
-    """A program on tensors without memory; its steps, hangs and errors are noted as in a rehearsal.
+    """A program on tensors without memory, and its steps, hangs and errors, as in a rehearsal.
 
     Attributes:
         outcome: the result so far.
@@ -60,7 +60,7 @@ class _Program(Rehearsal):
         self._recorder = AccessRecorder()
 
     def run(self) -> NoReturn:
-        """Run the program to its end, or for some steps, and write the trace and the result."""
+        """Run the program for some steps or to its end, and write the trace and the result."""
         self._install()
         with (
             ValuelessMode() as mode,
@@ -70,7 +70,7 @@ class _Program(Rehearsal):
         ):
             reads = ValueReads(self.outcome.decisions, self.outcome.value_reads)
             mode.on_read, FakeTensor.tolist = reads.read, reads.list_method()
-            register_optimizer_step_post_hook(self._after_step)  # the recorder's own hook comes first
+            register_optimizer_step_post_hook(self._after_step)  # after the recorder's hook
             self._execute()
         self._leave()
 
@@ -88,8 +88,7 @@ class _Program(Rehearsal):
         torch.save = self._skipped_save("torch.save")
         if (safetensors := sys.modules.get("safetensors.torch")) is not None:  # imported by `patch_torch`
             safetensors.save_file = self._skipped_save("save_file")  # type: ignore[attr-defined]
-        for holder, name in ((torch, "compile"), (nn.Module, "compile")):
-            setattr(holder, name, self._left_out(f"{'torch' if holder is torch else 'Module'}.compile"))
+        torch.compile = nn.Module.compile = self._left_out()
 
     def _after_import(self, name: str) -> None:
         if name == _MODELS:
@@ -98,7 +97,7 @@ class _Program(Rehearsal):
             generation.end_at_length(name)
 
     def _execute(self) -> None:
-        """Run the script, and note how it ends."""
+        """Run the script, and record its outcome."""
         path = self.job.program[0]
         sys.argv = list(self.job.program)
         sys.path[0] = str(Path(path).resolve().parent)
@@ -173,18 +172,18 @@ class _Program(Rehearsal):
 
         return skip
 
-    def _left_out(self, name: str) -> Any:
+    def _left_out(self) -> Any:
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
-            line = own_line(sys._getframe(1), sys._getframe(1).f_lineno)
-            if line or isinstance(model, nn.Module):
-                self._note(f"{name} at {line or program_line(sys._getframe(1))} is left out: {EAGER}")
+            frame = sys._getframe(1)
+            if own_line(frame, frame.f_lineno) or isinstance(model, nn.Module):
+                self._note(f"compile at {program_line(frame)} is left out: {EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_
 
 
 class _Batches(_SingleProcessDataLoaderIter):
-    """Iterator over batches without memory; indices are real, since a sampler needs values."""
+    """Iterator over batches without memory; indices have values, since a sampler needs values."""
 
     def _next_index(self) -> Any:
         with _disable_current_modes():
@@ -192,7 +191,7 @@ class _Batches(_SingleProcessDataLoaderIter):
 
 
 def _in_this_process(loader: Any) -> Any:
-    """Load data in this process, since tensors without memory cannot go to another one."""
+    """Load data in this process, since tensors without memory cannot be sent to other processes."""
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)

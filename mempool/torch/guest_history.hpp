@@ -1,0 +1,164 @@
+// History of planned requests, as PyTorch's allocator, the host, records that of all others, and the merge of both. Included by
+// guest.cpp.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace {
+
+class History {
+ public:
+  using Context = std::shared_ptr<c10::GatheredContext>;
+  using Entry = c10::cuda::CUDACachingAllocator::TraceEntry;
+  using Recorder = c10::cuda::CUDACachingAllocator::CreateContextFn;
+  using Level = c10::cuda::CUDACachingAllocator::RecordContext;
+
+  struct Tensor {
+    void* address = nullptr;
+    size_t bytes = 0;
+    int device = 0;
+    void* stream = nullptr;
+    std::string metadata = {};
+  };
+
+  bool records() const noexcept { return records_.load(std::memory_order_relaxed); }
+  // False: the end of a planned tensor need not be told.
+  bool knows_any() const noexcept { return knows_any_.load(std::memory_order_relaxed); }
+  void configure(bool enabled, Recorder recorder, size_t entries, Level level, bool clear, const std::vector<std::string>& skipped) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (recorder != nullptr) recorder_.store(recorder);  // never null again: a thread may be about to call it
+    level_.store(enabled ? level : Level::NEVER);
+    most_ = std::max<size_t>(entries, 1);
+    const auto skips = [&](const char* name) { return std::find(skipped.begin(), skipped.end(), name) != skipped.end(); };
+    skips_ = {skips("alloc"), skips("free_requested"), skips("free_completed")};
+    if (!enabled || clear) log_.clear();
+    records_.store(enabled);
+    knows_any_.store(enabled || !contexts_.empty());
+  }
+  // The recorder that the host calls before each request. What it returns is noted, since the host's entries have times in
+  // microseconds only, and several requests happen in one.
+  Context gather_for_host() {
+    Context context = recorder_.load()();
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (context != nullptr) add(Entry(Entry::SNAPSHOT, kMark, 0, 0, nullptr, {}, 0, context));
+    return context;
+  }
+  void allocated(const Tensor& tensor) noexcept try {
+    Context context = gather(Level::STATE);
+    const std::lock_guard<std::mutex> guard(lock_);
+    record(Entry::ALLOC, tensor, context);
+    if (context != nullptr) contexts_[tensor.address] = std::move(context);
+  } catch (...) {  // no memory for the entry
+  }
+  // To be called before the memory is free for others.
+  void freed(const Tensor& tensor) noexcept try {
+    Context context = gather(Level::ALL);
+    const std::lock_guard<std::mutex> guard(lock_);
+    Context& of_allocation = contexts_[tensor.address];
+    if (context == nullptr) context = std::move(of_allocation);
+    contexts_.erase(tensor.address);
+    record(Entry::FREE_REQUESTED, tensor, context);
+    record(Entry::FREE_COMPLETED, tensor, context);
+    knows_any_.store(records() || !contexts_.empty());
+  } catch (...) {  // no memory for the entry
+  }
+  void push_compile_context(const std::string& text) {
+    if (records()) compile_contexts().push_back(text);
+  }
+  void pop_compile_context() {
+    if (records() && !compile_contexts().empty()) compile_contexts().pop_back();
+  }
+  Context context_of(void* address) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto found = contexts_.find(address);
+    return found == contexts_.end() ? nullptr : found->second;
+  }
+  // Put the planned requests of a device among the host's entries, which are in order, in place of the arenas. A history from
+  // before the guest has the arenas.
+  void merge(int device, std::vector<Entry>& host) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    std::unordered_set<const void*> of_host;
+    for (const Entry& entry : host) of_host.insert(entry.context_.get());
+    std::unordered_map<const void*, size_t> places;
+    for (size_t i = 0; i < log_.size(); ++i) {
+      if (is_mark(log_[i]) && of_host.count(log_[i].context_.get()) != 0) places.emplace(log_[i].context_.get(), i);
+    }
+    const auto nanoseconds = clock_.makeConverter();
+    const auto time = [&](size_t i) { return nanoseconds(log_[i].time_.approx_t_) / 1000; };
+    std::vector<Entry> all;
+    size_t next = 0;
+    const auto add_next = [&](int64_t before) {
+      Entry& own = log_[next];
+      if (own.device_ == device) {
+        all.push_back(own);
+        const int64_t after = all.size() == 1 ? 0 : all[all.size() - 2].time_.t_;
+        all.back().time_.t_ = std::max(after, std::min(before, time(next)));
+      }
+      ++next;
+    };
+    for (Entry& entry : host) {
+      const auto place = places.find(entry.context_.get());
+      const auto is_earlier = [&] {
+        if (place != places.end() && next <= place->second) return true;
+        if (is_mark(log_[next])) return places.count(log_[next].context_.get()) == 0;
+        return time(next) < entry.time_.t_;
+      };
+      while (next < log_.size() && is_earlier()) add_next(entry.time_.t_);
+      std::string& text = entry.user_metadata_;
+      const bool of_arena = text.size() >= kArena.size() && text.compare(text.size() - kArena.size(), kArena.size(), kArena) == 0;
+      if (of_arena) text.resize(text.size() - kArena.size());
+      const bool is_shown_by_tensors = of_arena && records() && entry.action_ <= Entry::FREE_COMPLETED;
+      if (!is_shown_by_tensors) all.push_back(std::move(entry));
+    }
+    while (next < log_.size()) add_next(INT64_MAX);
+    if (all.size() > most_) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_));
+    host = std::move(all);
+  }
+
+  inline static const std::string kArena = "\x1f" "arena of mempool";  // ends the metadata of an arena's entries
+
+ private:
+  static constexpr c10::DeviceIndex kMark = -1;  // device of an entry that notes a context of the host
+  static bool is_mark(const Entry& entry) { return entry.device_ == kMark; }
+
+  static std::vector<std::string>& compile_contexts() {
+    static thread_local std::vector<std::string> contexts;
+    return contexts;
+  }
+  Context gather(Level least) { return level_.load() < least ? nullptr : recorder_.load()(); }
+  void record(Entry::Action action, const Tensor& tensor, const Context& context) {
+    if (!records() || skips_[action]) return;
+    add(Entry(action, static_cast<c10::DeviceIndex>(tensor.device), reinterpret_cast<size_t>(tensor.address), tensor.bytes,
+              tensor.stream, {0, 0}, c10::getApproximateTime(), level_.load() >= Level::ALLOC ? context : nullptr,
+              compile_contexts().empty() ? "N/A" : compile_contexts().back(), tensor.metadata));
+  }
+  // Of each entry that the host keeps there may be a mark.
+  void add(Entry entry) {
+    log_.push_back(std::move(entry));
+    if (log_.size() / 2 > most_) log_.pop_front();
+  }
+
+  std::atomic<bool> records_{false}, knows_any_{false};
+  std::atomic<Recorder> recorder_{nullptr};
+  std::atomic<Level> level_{Level::NEVER};
+  std::mutex lock_;
+  size_t most_ = SIZE_MAX;
+  std::vector<bool> skips_;  // by action
+  std::deque<Entry> log_;
+  std::unordered_map<void*, Context> contexts_;  // of live planned tensors
+  c10::ApproximateClockToUnixTimeConverter clock_;
+};
+
+}  // namespace
