@@ -1,4 +1,4 @@
-"""Checkpoints of a rehearsed program: written into a folder of the rehearsal."""
+"""Redirection of a rehearsed program's checkpoints to a folder of the rehearsal."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _SAVER, _LOADER = (f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader"))
 #: Modules after whose import `Redirection.patch_distributed` is called.
 MODULES = (_SAVER, _LOADER)
-_lstat = os.lstat  # a redirection replaces that of the module
-#: Bytes of tensors from which a checkpoint is left out altogether.
+_lstat = os.lstat  # the original function
+#: Bytes of tensors from which a checkpoint is not written at all.
 _TOO_LARGE = 1 << 30
 
 
 class Redirection:
-    """Redirection of checkpoints, and of what would write over a file, into a folder; reads find them there.
+    """Redirection of checkpoints, and of writes over older files, to a folder, for writes and reads.
 
-    A file's place follows from its path, so that other processes of the program find it. Files from before
-    the rehearsal are not removed either.
+    The redirected path follows from the original path, so that other processes of the program find the file.
+    Files from before the rehearsal are not removed.
     """
 
     def __init__(self, folder: Path, redirected: list[str], notes: list[str]) -> None:
-        """Redirect nothing yet.
+        """Create the redirection without patches.
 
         Args:
-            folder: the folder, made on first use.
-            redirected: list that gets the path of each file as the program named it.
-            notes: list that gets a sentence for each path that the program wanted to remove.
+            folder: the folder, created on first use.
+            redirected: list that receives the program's path of each file.
+            notes: list that receives a sentence for each path that the program tried to remove.
         """
         self._folder, self._redirected, self._notes = folder, redirected, notes
         self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
         self._began = time.time()
         self._replaced: list[tuple[Any, str, Any]] = []
         self._old: set[str] = set()  # absolute paths of files from before the rehearsal
-        self._distributed: set[str] = set()  # names of distributed checkpoints, none of which is written
+        self._distributed: set[str] = set()  # names of distributed checkpoints (not written)
 
     def moved(self, path: Any) -> Any:
-        """Return the place of a file that the program writes."""
+        """Return the redirected path of a file that the program writes."""
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
         if os.path.dirname(name) == os.fspath(self._folder):  # noqa: PTH120
             return path  # a place: a copy of a redirected file opens it
@@ -60,7 +60,7 @@ class Redirection:
         return self._places[name]
 
     def known(self, path: Any) -> Any:
-        """Return the place of a redirected file, or the path itself."""
+        """Return the redirected path of a file, or the path itself."""
         if not isinstance(path, (str, os.PathLike)):
             return path
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
@@ -70,7 +70,7 @@ class Redirection:
         return self._folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}-{Path(name).name}"
 
     def _place_of_others(self, name: str) -> Path | None:
-        """Return the place of a file that another process wrote, or None."""
+        """Return the redirected path of a file that another process wrote, or None."""
         try:
             _lstat(self._folder)
             place = self._place(name)
@@ -80,18 +80,18 @@ class Redirection:
         return place
 
     def matters(self, path: Path, mode: str) -> bool:
-        """Return true if a file is redirected that the program opens for writing in a mode."""
+        """Return true if opening this file in this mode must be redirected."""
         return self._endangers(path, mode)
 
     def _endangers(self, path: Path, mode: str) -> bool:
-        """Return true for checkpoints, and for what would write over older files in the program's folder."""
+        """Return true for checkpoints, and for older files in the program's folder."""
         if path.suffix in _SUFFIXES:
             return True
         if not path.is_file() or not path.absolute().is_relative_to(Path.cwd()):
             return False
         name = os.path.abspath(path)  # noqa: PTH100
         if name in self._old or _is_old(path, self._began):
-            self._old.add(name)  # the program may append to the file now, and write over it later
+            self._old.add(name)  # later writes may overwrite it
             return "w" in mode
         return False
 
@@ -109,7 +109,7 @@ class Redirection:
         safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", self.known)
 
     def patch_distributed(self, name: str) -> None:
-        """Let an imported module write no checkpoints of several processes, nor read those."""
+        """Patch an imported module to skip writes and reads of distributed checkpoints."""
         module: Any = sys.modules[name]
         if name == _SAVER:
             module.save = self._skipping(module.save, None)
@@ -134,14 +134,14 @@ class Redirection:
             state: Any, *args: Any, checkpoint_id: Any = None, storage_reader: Any = None, **options: Any
         ) -> Any:
             if _checkpoint_name(checkpoint_id, storage_reader) in self._distributed:
-                return None  # its values would be zero
+                return None  # values would be zero
             options |= {"checkpoint_id": checkpoint_id, "storage_reader": storage_reader}
             return function(state, *args, **options)
 
         return call
 
     def patch_files(self) -> None:
-        """Patch Python's functions that open, rename, copy and remove files, and ask for their state."""
+        """Patch Python's functions that open, rename, copy, remove and query files."""
         opening = self._opening(builtins.open)
         for module in (builtins, io):
             self._patch(module, "open", opening)
@@ -149,7 +149,7 @@ class Redirection:
             self._patch(os, name, self._knowing(getattr(os, name)))
         for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
             self._patch(module, name, self._keeping(getattr(module, name)))
-        # A checkpoint under a temporary name gets its own name later, or is copied.
+        # A checkpoint with a temporary name is later renamed or copied.
         for module, name in (
             (os, "replace"),
             (os, "rename"),
@@ -204,7 +204,7 @@ class Redirection:
         return call
 
     def _renaming(self, function: Any) -> Any:
-        """Redirect also what would take the place of an older file."""
+        """Also redirect renames over an older file."""
         move = shutil.move if function in (os.replace, os.rename) else function  # may go to another disk
 
         @functools.wraps(function)
@@ -235,9 +235,10 @@ def _with_path(
     *,
     skip: str = "",
 ) -> Callable[..., Any]:
-    """Return a function with the path among its arguments moved.
+    """Wrap a function to use the redirected path.
 
-    With ``skip``, the name of its first argument, the function does nothing where that has too many bytes.
+    With ``skip``, the name of its first argument, the function does nothing if that argument has too many
+    bytes.
     """
 
     @functools.wraps(function)
@@ -256,7 +257,7 @@ def _with_path(
 
 
 def _checkpoint_name(name: Any, storage: Any) -> str:
-    """Return the folder of a distributed checkpoint, given as a name or as a writer or reader of it."""
+    """Return the folder of a distributed checkpoint from a name, a writer or a reader."""
     return os.fspath(getattr(storage, "path", "") if name is None else name)
 
 
