@@ -1,4 +1,4 @@
-"""Redirection of a rehearsed program's checkpoints to a folder of the rehearsal."""
+"""New checkpoints of a rehearsed program, in the rehearsal's folder; `kept_files` is about older files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import builtins
 import concurrent.futures
 import functools
 import hashlib
+import importlib
 import io
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,25 +27,21 @@ _TOO_LARGE = 1 << 30
 
 
 class Redirection:
-    """Redirection of checkpoints, and of writes over older files, to a folder, for writes and reads.
+    """Redirection of new checkpoints into a folder; reads find them there.
 
-    The redirected path follows from the original path, so that other processes of the program find the file.
-    Files from before the rehearsal are not removed.
+    A file's place follows from its path, so that other processes of the program find it.
     """
 
-    def __init__(self, folder: Path, redirected: list[str], notes: list[str]) -> None:
+    def __init__(self, folder: Path, redirected: list[str]) -> None:
         """Create the redirection without patches.
 
         Args:
             folder: the folder, created on first use.
             redirected: list that receives the program's path of each file.
-            notes: list that receives a sentence for each path that the program tried to remove.
         """
-        self._folder, self._redirected, self._notes = folder, redirected, notes
+        self._folder, self._redirected = folder, redirected
         self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
-        self._began = time.time()
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._old: set[str] = set()  # absolute paths of files from before the rehearsal
         self._distributed: set[str] = set()  # names of distributed checkpoints (not written)
 
     def moved(self, path: Any) -> Any:
@@ -79,34 +75,38 @@ class Redirection:
             return None
         return place
 
-    def matters(self, path: Path, mode: str) -> bool:
+    def matters(self, path: Path, _mode: str) -> bool:
         """Return true if opening this file in this mode must be redirected."""
-        return self._endangers(path, mode)
+        return path.suffix in _SUFFIXES and self._is_redirected(path)
 
-    def _endangers(self, path: Path, mode: str) -> bool:
-        """Return true for checkpoints, and for older files in the program's folder."""
-        if path.suffix in _SUFFIXES:
-            return True
-        if not path.is_file() or not path.absolute().is_relative_to(Path.cwd()):
-            return False
-        name = os.path.abspath(path)  # noqa: PTH100
-        if name in self._old or _is_old(path, self._began):
-            self._old.add(name)  # later writes may overwrite it
-            return "w" in mode
-        return False
+    def _is_redirected(self, path: Any) -> bool:
+        """Return true for a file that has a place, or does not exist."""
+        return self.known(path) is not path or not os.path.lexists(path)
+
+    def _saved(self, path: Any) -> Any:
+        """Return the place of a new checkpoint; an older file's path, which is not written to either."""
+        if self._is_redirected(path):
+            return self.moved(path)
+        if (name := os.fspath(path)) not in self._redirected:
+            self._redirected.append(name)
+        return path
 
     def patch_torch(self) -> None:
         """Patch the functions by which PyTorch and safetensors write and read checkpoints."""
         import torch
 
-        torch.save = _with_path(torch.save, 1, "f", self.moved, skip="obj")
+        torch.save = _with_path(torch.save, 1, "f", self._saved, skip="obj")
         torch.load = _with_path(torch.load, 0, "f", self.known)
+        # Written by system calls without the C library: older files, too, are redirected here. Modules of
+        # frameworks import these functions, and so come later.
         try:
-            import safetensors.torch as safetensors
+            module: Any = importlib.import_module("safetensors")
         except ImportError:
             return
-        safetensors.save_file = _with_path(safetensors.save_file, 1, "filename", self.moved, skip="tensors")
-        safetensors.load_file = _with_path(safetensors.load_file, 0, "filename", self.known)
+        module.serialize_file = _with_path(module.serialize_file, 1, "filename", self.moved)
+        module.safe_open = _with_path(module.safe_open, 0, "filename", self.known)
+        module = importlib.import_module("safetensors.torch")
+        module.save_file = _with_path(module.save_file, 1, "filename", self.moved, skip="tensors")
 
     def patch_distributed(self, name: str) -> None:
         """Patch an imported module to skip writes and reads of distributed checkpoints."""
@@ -145,10 +145,8 @@ class Redirection:
         opening = self._opening(builtins.open)
         for module in (builtins, io):
             self._patch(module, "open", opening)
-        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate"):
+        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate", "remove", "unlink"):
             self._patch(os, name, self._knowing(getattr(os, name)))
-        for module, name in ((os, "remove"), (os, "unlink"), (shutil, "rmtree")):
-            self._patch(module, name, self._keeping(getattr(module, name)))
         # A checkpoint with a temporary name is later renamed or copied.
         for module, name in (
             (os, "replace"),
@@ -189,22 +187,8 @@ class Redirection:
 
         return call
 
-    def _keeping(self, function: Any) -> Any:
-        @functools.wraps(function)
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if options.get("dir_fd") is not None:
-                return function(path, *args, **options)
-            if isinstance(path, (str, os.PathLike)) and not options and _is_old(Path(path), self._began):
-                note = f"{os.fspath(path)} was not removed"
-                if note not in self._notes:
-                    self._notes.append(note)
-                return None
-            return function(self.known(path), *args, **options)
-
-        return call
-
     def _renaming(self, function: Any) -> Any:
-        """Also redirect renames over an older file."""
+        """Redirect also a file that gets the name of a checkpoint."""
         move = shutil.move if function in (os.replace, os.rename) else function  # may go to another disk
 
         @functools.wraps(function)
@@ -212,7 +196,7 @@ class Redirection:
             place = self.known(source)
             if place is source:
                 path = isinstance(target, (str, os.PathLike)) and not options and os.path.isfile(source)  # noqa: PTH113
-                kept = self.moved(target) if path and self._endangers(Path(target), "w") else target
+                kept = self.moved(target) if path and self.matters(Path(target), "w") else target
                 return (function if kept is target else move)(source, kept, *args, **options)
             name = os.path.abspath(os.fspath(target))  # noqa: PTH100
             self._places[name] = self._place(name)
@@ -276,11 +260,3 @@ def _bytes(value: Any) -> int:
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
     return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-
-
-def _is_old(path: Path, began: float) -> bool:
-    """Return true if a file, or any file in a folder, was written before a time in seconds."""
-    if not path.absolute().is_relative_to(Path.cwd()) and path.suffix not in _SUFFIXES:
-        return False
-    files = path.rglob("*") if path.is_dir() else [path]
-    return any(file.is_file() and file.stat().st_mtime < began for file in files)

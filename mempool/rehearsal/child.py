@@ -128,9 +128,9 @@ class Rehearsal:
             threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
 
     @property
-    def _redirects(self) -> tuple[Path, list[str], list[str]]:
-        """The folder for redirected files, and the lists of these and of other notes."""
-        return self._folder / "checkpoints", self.outcome.redirected, self.outcome.notes
+    def _redirects(self) -> tuple[Path, list[str]]:
+        """The folder for redirected files, and their list."""
+        return self._folder / "checkpoints", self.outcome.redirected
 
     # --- PyTorch
 

@@ -36,9 +36,9 @@ class NewFiles(Redirection):
     Not redirected are files in hidden folders from before the rehearsal, such as caches, and temporary files.
     """
 
-    def __init__(self, folder: Path, redirected: list[str], notes: list[str], *, journal: Path) -> None:
+    def __init__(self, folder: Path, redirected: list[str], *, journal: Path) -> None:
         """Redirect nothing yet: see `Redirection`; `journal`: folder for the journal."""
-        super().__init__(folder, redirected, notes)
+        super().__init__(folder, redirected)
         self._journal = journal / _JOURNAL
         self._start = os.getcwd()  # noqa: PTH109
         self._made: set[str] = set()

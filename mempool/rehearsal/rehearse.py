@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
-from mempool.rehearsal import child, compilation, nvidia_smi, ranks, standin
+from mempool.rehearsal import child, compilation, kept_files, nvidia_smi, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
 from mempool.rehearsal.kernel_arguments import write_table
 from mempool.rehearsal.new_files import remove_new_folders
@@ -94,7 +95,7 @@ class StandInRunner:
         self._libraries = folder / "libraries"
         self._libraries.mkdir()
         standin.write_libraries(self._libraries, self.installation)
-        self._runs = 0
+        self._runs, self._began_ns = 0, time.time_ns()
         self._arguments: Path | None = None  # table of the kernels' arguments
 
     def new_folder(self) -> Path:
@@ -141,7 +142,11 @@ class StandInRunner:
         outcome.left_folders = left
         outcome.processes = [Outcome.read(path) for path in sorted(Path(job.folder).glob("process-*.json"))]
         written = (file for each in outcome.processes for file in each.redirected)
-        outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written)))
+        redirected, not_removed = kept_files.kept(Path(job.folder))
+        outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written, *redirected)))
+        if not_removed:
+            more = f" and {len(not_removed) - 3} more" * (len(not_removed) > 3)
+            outcome.notes.append(f"not removed: {', '.join(not_removed[:3])}{more}")
         return outcome
 
     def _argument_table(self, machine: Machine) -> Path:
@@ -171,6 +176,8 @@ class StandInRunner:
         if setting := PYTORCH_SETTINGS.get(job.allocator):
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))
+        if not job.allow_writes:
+            environment |= kept_files.environment(Path(job.folder), self._began_ns)
         if job.ranks > 1:
             sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
             environment |= ranks.ENVIRONMENT | dict.fromkeys(sizes, str(job.ranks))

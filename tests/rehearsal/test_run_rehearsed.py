@@ -70,7 +70,7 @@ def test_folder_with_files_of_others_stays_after_a_rehearsal(tmp_path: Path) -> 
     program = f"""
 import os, pathlib
 from mempool.rehearsal.new_files import NewFiles
-new = NewFiles(pathlib.Path({str(files)!r}), [], [], journal=pathlib.Path({str(journal)!r}))
+new = NewFiles(pathlib.Path({str(files)!r}), [], journal=pathlib.Path({str(journal)!r}))
 new.patch_files()
 os.makedirs("ours/empty")
 os.makedirs("theirs/sub")

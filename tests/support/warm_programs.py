@@ -44,7 +44,7 @@ class WarmPrograms:
             text=True,
         )
 
-    def __call__(self, request: Sequence[str]) -> WarmPrograms:
+    def __call__(self, request: Sequence[str], _: Path) -> WarmPrograms:
         assert self._server.stdin is not None
         print(json.dumps([str(Path.cwd()), request]), file=self._server.stdin, flush=True)
         return self

@@ -281,6 +281,7 @@ def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
         if outcome.ended in ("seconds", "hang"):
             yield "a loop that ends by such a value did not end, and may have taken more than it would"
     if outcome.redirected:
-        names = ", ".join(outcome.redirected[:3])
-        yield f"checkpoints were not written to {names} (--allow-writes writes them)"
+        names, more = ", ".join(outcome.redirected[:3]), len(outcome.redirected) - 3
+        names += f" and {more} more" if more > 0 else ""
+        yield f"written elsewhere, and gone with the rehearsal: {names} (--allow-writes writes them)"
     yield from outcome.notes

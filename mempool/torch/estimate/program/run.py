@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mempool.rehearsal import kept_files
 from mempool.rehearsal.job import Job, Outcome
 from mempool.torch.estimate.failures import BrokenScriptError
 from mempool.torch.estimate.options import OPTIONS
@@ -84,7 +86,7 @@ def run_program(
     Path(path).read_bytes()
     with tempfile.TemporaryDirectory(prefix="mempool-fit-") as folder:
         job = Job((path, *arguments), folder, steps=OPTIONS.program_steps, timeout=seconds)
-        outcome = _run_child([job.to_json(), device, *map(str, capability)], Path(folder, OUTCOME))
+        outcome = _run_child([job.to_json(), device, *map(str, capability)], Path(folder))
         if not outcome.complete:
             raise BrokenScriptError(_failure(path, outcome))
         trace = read_trace(Path(folder, TRACE))
@@ -97,23 +99,24 @@ def run_program(
     )
 
 
-def start_process(request: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the program's process with these arguments of its ``main``."""
+def start_process(request: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start the program's process for the arguments of its ``main``, which redirects files into a folder."""
     command = [sys.executable, "-m", "mempool.torch.estimate.program.child", *request]
-    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
+    environment = os.environ | ENVIRONMENT | kept_files.environment(folder, time.time_ns())
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=2)  # noqa: S603 - the user's own program
 
 
-def _run_child(request: Sequence[str], written: Path) -> ProgramOutcome:
+def _run_child(request: Sequence[str], folder: Path) -> ProgramOutcome:
     """Run the program's process to its end; Ctrl-C ends both."""
-    process = start_process(request)
+    process = start_process(request, folder)
     try:
         code = process.wait()
     except BaseException:
         process.kill()
         process.wait()
         raise
-    if written.is_file():
-        return ProgramOutcome.read(written)
+    if (folder / OUTCOME).is_file():
+        return ProgramOutcome.read(folder / OUTCOME)
     return ProgramOutcome("", message=f"the program's process ended by exit code {code}")
 
 
