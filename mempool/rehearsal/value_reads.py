@@ -6,6 +6,8 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from mempool.rehearsal.program_lines import program_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -46,8 +48,6 @@ def _counting(method: Callable[..., Any], places: dict[str, int]) -> Callable[..
 def note(places: dict[str, int], frame: Any) -> None:
     """Count the innermost line of the program in a stack, except for reads of a compiler."""
     from torch._guards import CompileContext
-
-    from mempool.rehearsal.child import program_line
 
     if CompileContext.try_get() is not None:
         return

@@ -33,6 +33,10 @@ _NOT_HERE = {
 #: accepts (figures: docs/benchmarks.md).
 _SETTINGS = {"expandable_segments": "True", "large_segment_size_mb": "12"}
 
+#: Environment variables by which NCCL registers PyTorch's memory, and what PyTorch takes for true.
+_REGISTRATION = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
+_TRUE = ("1", "y", "yes", "t", "true")
+
 
 def obstacle() -> str | None:
     """Build the guest's library; return the reason why the guest cannot serve, or None."""
@@ -120,9 +124,14 @@ class GuestPool(CudaTensorPool):
 
 
 def _use_expandable_segments() -> None:
-    """Switch PyTorch's expandable segments on, unless the program has set them."""
+    """Switch PyTorch's expandable segments on, unless the program has set them.
+
+    With them PyTorch does not register memory for collectives.
+    """
     import torch
 
+    if any(os.environ.get(name, "0").lower() in _TRUE for name in _REGISTRATION):
+        return
     own = compiled_library.allocator_settings()
     if any(name in own for name in ("expandable_segments", "max_split_size_mb")):
         return

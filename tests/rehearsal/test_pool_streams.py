@@ -50,6 +50,36 @@ def test_memory_that_a_collective_uses_is_not_reused(kind: str, backend: str) ->
     standin_torch.check_faults()
 
 
+@pytest.mark.parametrize("first", ["pool", "group"])
+@alone
+def test_collectives_register_the_arena_that_planned_tensors_lie_in(first: str) -> None:
+    os.environ |= ranks.ENVIRONMENT | {"WORLD_SIZE": "4"}
+    os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
+    ranks.accept_shapes()
+    ranks.pretend(4)
+
+    def tensor() -> torch.Tensor:
+        made = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+        torch.distributed.all_reduce(made)
+        return made
+
+    if first == "group":
+        torch.distributed.init_process_group("nccl")
+        assert standin_torch.registrations(tensor()) == 1
+    pool = mempool.torch.install(device="cuda", backend="guest", background=False)
+    if first == "pool":
+        torch.distributed.init_process_group("nccl")
+    for _ in range(12):
+        pool.step()
+        kept = [tensor() for _ in range(3)]
+        pool.plan_now()
+    assert all(pool.client.planned_offset_of(one.data_ptr()) is not None for one in kept)
+    assert [standin_torch.registrations(one) for one in kept] == [1] * 3
+    torch.cuda.synchronize()
+    torch.distributed.destroy_process_group()
+    standin_torch.check_faults()
+
+
 @alone
 def test_capture_in_parts_keeps_the_memory_of_each_part() -> None:
     """As where a graph has conditional nodes, each of whose bodies is a part."""

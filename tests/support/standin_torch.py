@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import threading
@@ -33,6 +34,12 @@ def driver() -> FakeCuda:
 def check_faults() -> None:
     faults = driver().faults
     assert not faults, faults
+
+
+def registrations(tensor: torch.Tensor) -> int:
+    """Return the number of NCCL's communicators that have registered the memory of a tensor."""
+    library = ctypes.CDLL(str(LIBRARY))
+    return int(library.fake_registrations(*map(ctypes.c_size_t, (tensor.data_ptr(), tensor.nbytes))))
 
 
 def wait_for_device() -> None:

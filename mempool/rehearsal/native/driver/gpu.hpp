@@ -214,9 +214,9 @@ class Gpu {
     const auto next = registered.upper_bound(address);
     return next != registered.begin() && address < std::prev(next)->first + std::prev(next)->second;
   }
-  // Memory of the program that is not page-locked: the host waits for copies of it. A fault unless locking may be refused.
+  // Memory of the program that is not page-locked: the host waits for copies of it.
   bool is_pageable(std::uintptr_t address) const {
-    return lockable != SIZE_MAX && (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
+    return (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
   }
   void fault(const std::string& what) { faults.push_back(what); }
 

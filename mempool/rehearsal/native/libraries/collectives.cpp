@@ -1,7 +1,10 @@
 // NCCL: communicators that know their size and rank. Nothing comes from other ranks: of a result, the part that this rank
 // contributes is copied on the stream. Work carries the ranges of its buffers, so that memory reused too early is seen.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "driver/call.hpp"
@@ -51,6 +54,12 @@ int queue(const std::vector<Range>& uses, const void* from, void* to, std::size_
   }
   fake::Stream* const on = fake::gpu->stream(stream, fake::current());
   return on != nullptr && fake::gpu->enqueue(on, std::move(work)) == 0 ? 0 : 1;
+}
+
+// Memory that communicators have registered, by handle.
+std::map<const Communicator*, std::vector<std::unique_ptr<Range>>>& registrations() {
+  static auto* const all = new std::map<const Communicator*, std::vector<std::unique_ptr<Range>>>;
+  return *all;
 }
 
 }  // namespace
@@ -131,6 +140,33 @@ EXPORTED const char* ncclGetErrorString(int) { return "no error"; }
 EXPORTED const char* ncclGetLastError(Communicator*) { return ""; }
 EXPORTED int ncclMemAlloc(void** pointer, std::size_t bytes) { return cudaMalloc(pointer, bytes) == 0 ? 0 : 1; }
 EXPORTED int ncclMemFree(void* pointer) { return cudaFree(pointer) == 0 ? 0 : 1; }
+EXPORTED int ncclCommRegister(const Communicator* communicator, void* buffer, std::size_t bytes, void** handle) {
+  const fake::Call call(NAMED("ncclCommRegister"));
+  if (call.refused() != 0) return 1;
+  if (!fake::gpu->is_allocated(reads(buffer, bytes))) fake::gpu->fault("memory is registered that is not allocated");
+  auto& registered = registrations()[communicator];
+  *handle = registered.emplace_back(std::make_unique<Range>(reads(buffer, bytes))).get();
+  return 0;
+}
+EXPORTED int ncclCommDeregister(const Communicator* communicator, void* handle) {
+  const fake::Call call(NAMED("ncclCommDeregister"));
+  auto& registered = registrations()[communicator];
+  const auto found = std::find_if(registered.begin(), registered.end(), [&](const auto& range) { return range.get() == handle; });
+  if (found == registered.end()) return 4;
+  registered.erase(found);
+  return 0;
+}
+// Return how many communicators have registered all of a range.
+EXPORTED int fake_registrations(std::uintptr_t address, std::size_t bytes) {
+  const std::lock_guard<std::recursive_mutex> guard(fake::gpu->mutex);
+  int found = 0;
+  for (const auto& [communicator, registered] : registrations()) {
+    found += std::any_of(registered.begin(), registered.end(), [&](const auto& range) {
+      return range->begin <= address && address + bytes <= range->begin + range->bytes;
+    });
+  }
+  return found;
+}
 EXPORTED int ncclRedOpCreatePreMulSum(int* operation, void*, int, int, Communicator*) {
   *operation = 5;
   return 0;

@@ -22,12 +22,6 @@ bool on_device(const void* pointer) {
   return in != nullptr && in->kind != fake::kHost;
 }
 
-bool is_pageable(const void* address) {
-  std::uintptr_t begin = 0;
-  const auto place = reinterpret_cast<std::uintptr_t>(address);
-  return gpu->found(place, begin) == nullptr && !gpu->is_registered(place);
-}
-
 // Give pages back, which read as zero then. False for pages of files and of shared memory, which keep their contents.
 bool drop(char* first, std::size_t bytes, std::size_t page) {
   unsigned char resident = 1;
@@ -138,7 +132,7 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
   fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
   // As CUDA does, return once pageable memory has been copied, to other memory or to its destination.
   const bool late = gpu->late && stream->capture == nullptr;
-  if (late && is_pageable(from)) {
+  if (late && gpu->is_pageable(reinterpret_cast<std::uintptr_t>(from))) {
     const auto* const begin = static_cast<const char*>(from);
     const auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     work.run = [=] { copy_contents(to, staged->data(), bytes); };
@@ -147,7 +141,7 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
   if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
   const int code = gpu->enqueue(stream, std::move(work));
-  if (code == fake::kSuccess && late && is_pageable(to)) {
+  if (code == fake::kSuccess && late && gpu->is_pageable(reinterpret_cast<std::uintptr_t>(to))) {
     gpu->force(stream, stream->queued);
     gpu->host_waited(*stream);
   }

@@ -24,8 +24,9 @@ from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
 from mempool.rehearsal import generation
 from mempool.rehearsal.checkpoints import Redirection
-from mempool.rehearsal.child import Rehearsal, own_line, program_line
+from mempool.rehearsal.child import Rehearsal
 from mempool.rehearsal.job import Job
+from mempool.rehearsal.program_lines import own_line, program_line
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
