@@ -119,5 +119,5 @@ def _show_sides(said: dict[str, Any]) -> None:
 
 
 def _gpu_row(used: dict[str, int]) -> list[tuple[str, ...]]:
-    """Return the row of the GPU memory that each side took; empty without a GPU."""
+    """Return the row of each side's GPU memory; empty without a GPU."""
     return [("taken from the GPU", *map(binary, used.values()), "")] if any(used.values()) else []

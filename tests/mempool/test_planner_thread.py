@@ -345,8 +345,8 @@ def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
     budget = times.budget(allowance=0.1, share=0.01, most_debt=10.0)
     for wait, cost in zip(passing, costs, strict=False):
         times.now += wait
-        if budget.is_left():
-            with budget.charged():
+        if budget.is_positive():
+            with budget.charge_thread():
                 times.spent += cost
     assert times.spent <= 0.1 + 0.01 * times.now + max(costs) + 1e-9
 
@@ -354,19 +354,19 @@ def test_spending_stays_within_allowance_share_and_a_single_piece_of_work(
 def test_debt_is_forgiven_in_bounded_time() -> None:
     times = Times()
     budget = times.budget(allowance=0.1, share=0.01, most_debt=0.2)
-    with budget.charged():
+    with budget.charge_thread():
         times.spent += 1000
     times.now = 19.0
-    assert not budget.is_left()
+    assert not budget.is_positive()
     times.now = 21.0
-    assert budget.is_left()
+    assert budget.is_positive()
 
 
 def test_useful_work_is_not_charged() -> None:
     """A finished plan does not delay the next."""
     times = Times()
     budget = times.budget(allowance=0.1, share=0.0, most_debt=0.2)
-    with budget.charged() as forgive:
+    with budget.charge_thread() as forgive:
         times.spent += 1000
         forgive()
-    assert budget.is_left()
+    assert budget.is_positive()

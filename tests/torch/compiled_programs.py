@@ -42,7 +42,9 @@ def force(patch: pytest.MonkeyPatch, decide: Callable[[Graph], Rewriting] | None
         return decider.simulate_decision(decide(decider._graph))
 
     patch.setattr(StepDecider, "decide", decided)
-    patch.setattr(shared_limit, "_fitted", lambda _, decider, __: (decider.decide(), decider.kept_bytes))
+    patch.setattr(
+        shared_limit, "_decide_fused", lambda _, decider, __: (decider.decide(), decider.kept_bytes)
+    )
 
 
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:
