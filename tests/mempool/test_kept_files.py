@@ -1,4 +1,4 @@
-"""Files from before a rehearsal: no process changes them, and each sees what it would have changed."""
+"""Files older than a rehearsal stay unchanged, and each process sees its own changes."""
 
 from __future__ import annotations
 
