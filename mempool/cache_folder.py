@@ -1,4 +1,4 @@
-"""Folder for files that later processes use again.
+"""Folder for files that later processes reuse.
 
 It is ``$MEMPOOL_CACHE``, else ``$XDG_CACHE_HOME/mempool``, else ``~/.cache/mempool``. A relative path counts
 from the working folder at the import of `mempool`, since the program may change its folder later.
@@ -13,7 +13,7 @@ from pathlib import Path
 def _working_folder() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was removed: `cache_folder` fails if the path is relative
+    except OSError:  # removed: `cache_folder` fails for a relative path
         return Path()
 
 
@@ -21,7 +21,7 @@ _BEGAN = _working_folder()
 
 
 def cache_folder() -> Path:
-    """Return the folder, which is made if missing.
+    """Return the folder; create it if missing.
 
     Raises:
         OSError, RuntimeError: the folder cannot be made, or the user has no home folder.

@@ -7,7 +7,7 @@ from mempool.errors import UsageError
 
 DRIVER = "libcuda.so.1"
 
-#: Advice by a part of the error text of the driver or the driver's library.
+#: Advice for error texts of the driver or its library that contain the key.
 _ADVICE = {
     "no CUDA driver": "install NVIDIA's driver; in a container, start that with the GPUs",
     ", which came with CUDA": "install a newer driver of NVIDIA's",
@@ -49,7 +49,7 @@ def check(device: _core.CudaDevice) -> _core.CudaDevice:
 
 
 def refusal_message(device: _core.CudaDevice, size: int) -> str:
-    """Return the driver's error for this thread's request of ``size`` bytes, if not out of memory."""
+    """Return the driver's error for this thread's request of ``size`` bytes, unless out of memory."""
     return f"CUDA error: {device.last_refusal}, while {size:,} bytes were asked for"
 
 
@@ -57,7 +57,7 @@ def with_advice(error: Exception) -> str:
     """Return the text of a driver's error, with advice if known."""
     text = str(error)
     for part, advice in _ADVICE.items():
-        # CUDA's runtime spells the names without underscores
+        # CUDA's runtime writes the names without underscores
         if part.replace("_", "").lower() in text.replace("_", "").lower():
             return f"{text}; {advice}"
     return text

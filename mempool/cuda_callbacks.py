@@ -1,7 +1,8 @@
 """Pools for frameworks that call Python for each buffer on a CUDA device, such as Numba and RMM.
 
-After Python has dropped such a buffer, kernels on unknown streams may still use it. The buffer is freed after
-a wait for the device, which happens outside the pool's lock, and never while a graph is captured.
+Kernels on unknown streams may still use a buffer after Python dropped its object. The buffer is therefore
+freed after a wait for the device. The wait happens outside the pool's lock, and never during the capture of a
+graph.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mempool.streams import stream_number
 class CallbackPool(Pool):
     """A pool of a CUDA device whose framework calls Python; serves without plans after `close`."""
 
-    #: Streams share no memory: those of one framework do not know the uses that another framework waits for.
+    #: Streams share no memory, since one framework does not know another framework's uses of a stream.
     wait_bytes = NEVER
 
     def __init__(
@@ -30,11 +31,11 @@ class CallbackPool(Pool):
         share: Pool | None = None,
         **options: Any,
     ) -> None:
-        """Make a pool for the device of this index, or for the first device that allocates.
+        """Make a pool for device number `index`, or for the first device that allocates.
 
         Raises:
-            UsageError: no driver, no such device, no such memory on the device, or another device than that
-                of the pool to share.
+            UsageError: the driver, the device or the kind of memory does not exist, or the pool to share has
+                another device.
         """
         if not isinstance(index, int | None) or isinstance(index, bool):
             raise UsageError(f"index is {index!r}, not the number of a device")
@@ -43,11 +44,11 @@ class CallbackPool(Pool):
         self._cuda: _core.CudaDevice = sharing.cuda_device(index, driver, share, memory)
         cuda.check(self._cuda)
         super().__init__(self._cuda, share=share, **{"name": self.framework, **options})
-        self._over: deque[int] = deque()  # garbage collections append, too
+        self._over: deque[int] = deque()  # a garbage collection may append at any time
 
     @property
     def index(self) -> int | None:
-        """Index of the device; None until one is chosen."""
+        """Index of the device; None until a device is chosen."""
         return self._cuda.index
 
     def bind(self, index: int) -> None:
@@ -93,15 +94,15 @@ class CallbackPool(Pool):
         return self.allocate(size, stream=stream)
 
     def give(self, address: int, stream: int) -> None:
-        """Free a buffer whose last use is queued on ``stream``, or done. Never raises."""
+        """Free a buffer whose last use is queued on ``stream`` or complete. Never raises."""
         self.client.free(address, stream_number(stream))
 
     def give_later(self, address: int) -> None:
-        """Drop a buffer without waiting: the next drop or allocation frees the memory. Never raises."""
+        """Drop a buffer without waiting: the next free or allocation frees its memory. Never raises."""
         self._over.append(address)
 
     def give_when_done(self, address: int) -> None:
-        """Free a buffer that unknown streams may use, after waiting for the device. Never raises."""
+        """Wait for the device, then free a buffer that unknown streams may use. Never raises."""
         self._over.append(address)
         self.settle()
 

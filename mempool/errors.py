@@ -12,7 +12,7 @@ class UsageError(MempoolError, RuntimeError):
 
 
 class OutOfMemoryError(MempoolError, MemoryError):
-    """The device has no memory left, and the pool has none to give back.
+    """The device has no free memory, and the pool has no free memory to release.
 
     Attributes:
         asked_bytes: requested size.

@@ -1,4 +1,4 @@
-"""Installation of pools in frameworks: one pool at a time, by any thread, also in a forked child."""
+"""Installation of pools in frameworks: one pool at a time, from any thread and in forked children."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Installable(Protocol):
     settings: Settings
 
     def close(self) -> None:
-        """Leave the framework."""
+        """Stop serving the framework."""
 
     def renew_locks(self) -> None:
-        """Replace locks in a forked child, where the threads that hold locks are gone."""
+        """Replace locks in a forked child, which lacks the threads that held locks."""
 
 
 P = TypeVar("P", bound="Installable")
@@ -54,7 +54,7 @@ class InstallationSlot(Generic[P]):
         self._module, self._end = module, f"{module}.uninstall({index or ''})"
 
     def install(self, make: Callable[[], P], serve: Callable[[P], None]) -> P:
-        """Make a pool and let the pool serve, unless the mode is off.
+        """Make a pool and start serving, unless the mode is off.
 
         Raises:
             UsageError: a pool is installed already.
@@ -89,7 +89,7 @@ class InstallationSlot(Generic[P]):
 
 
 def slot_of(name: str, module: str, index: int = 0) -> InstallationSlot[Any]:
-    """Return the slot of a framework: one per process, however often the adapter is reloaded.
+    """Return the slot of a framework: one per process, even after a reload of the adapter.
 
     Args:
         name: framework's name for messages.

@@ -7,10 +7,10 @@ import sys
 
 
 class _Unasked(logging.Handler):
-    """Handler of warnings for programs without logging setup: as `logging` itself, with our name before."""
+    """Handler of warnings in programs without logging setup: prints as `logging` does, after our name."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, unless another handler does."""
+        """Write the record, unless the program has a handler."""
         if logging.getLogger().handlers or len(log.handlers) > 1 or sys.stderr is None:
             return
         try:

@@ -10,9 +10,9 @@
 To install the pool without a line of code, set ``NUMBA_CUDA_MEMORY_MANAGER=mempool.numba``. Pinned, mapped
 and managed memory remains Numba's own.
 
-Numba does not tell on which stream a buffer is used. A dropped buffer is therefore freed after a wait for the
-device, as the driver does when it frees memory. ``synchronize=False`` leaves out the wait, for programs that
-use the default stream alone: freed memory is then reused at once.
+Numba does not report the streams that use a buffer. A dropped buffer is therefore freed after a wait for the
+device, as in the driver's own free. ``synchronize=False`` omits the wait, for programs that use the default
+stream alone: freed memory is then reused at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = 2
 def install(**options: Any) -> NumbaPool:
     """Serve Numba's device arrays from a new pool, until the pool is closed.
 
-    A context keeps the first memory manager, so call this before Numba uses CUDA.
+    A context keeps its first memory manager, so call this function before Numba uses CUDA.
 
     Args:
         options: options of `mempool.Pool`; ``index``, the device, by default the first that Numba uses;
@@ -49,7 +49,7 @@ def install(**options: Any) -> NumbaPool:
         present contexts without plans.
 
     Raises:
-        UsageError: a pool is installed already, Numba has used CUDA, or the options make no sense.
+        UsageError: a pool is installed already, Numba has used CUDA, or the options are invalid.
     """
     return _slot.install(lambda: NumbaPool(**options), NumbaPool.serve)
 
@@ -82,7 +82,7 @@ class NumbaPool(CallbackPool):
         cuda.set_memory_manager(Manager)
 
     def close(self) -> None:
-        """Leave Numba and stop planning; contexts of this pool keep using the pool. Arrays stay valid."""
+        """Stop planning, and serve no new contexts; this pool's contexts and arrays stay valid."""
         _slot.leave(self, self._stop_serving)
         super().close()
 
@@ -92,7 +92,7 @@ class NumbaPool(CallbackPool):
 
 
 class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """Numba's memory manager of one context, with the pool that is installed at the first allocation."""
+    """Numba's memory manager of one context, with the pool installed at the first allocation."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,11 +101,11 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         self._deferred = 0
 
     def initialize(self) -> None:
-        """Assign the installed pool to this context, even if the pool closes before the first buffer."""
+        """Assign the installed pool to this context, even if that pool closes before the first buffer."""
         self._pool = self._pool or _slot.pool
 
     def memalloc(self, size: int) -> Any:
-        """Allocate a buffer of ``size`` bytes, first used on any stream.
+        """Allocate a buffer of ``size`` bytes for first use on any stream.
 
         Raises:
             CudaAPIError: out of memory, with the numbers.
@@ -120,7 +120,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @property
     def pool(self) -> NumbaPool:
-        """Pool of this context; made from the environment's settings if none is installed.
+        """Pool of this context; made from the environment's settings if no pool is installed.
 
         Raises:
             UsageError: the pool belongs to another device.
@@ -152,7 +152,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         return cuda.MemoryInfo(free + self.pool.core.stats()["segment_free_bytes"], total)
 
     def get_ipc_handle(self, memory: Any) -> Any:
-        """Refuse to share: a handle would expose all memory beside the buffer.
+        """Refuse to share a buffer: a handle would expose the memory around it.
 
         Raises:
             NotImplementedError: always.
@@ -160,14 +160,14 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         raise NotImplementedError("memory of a mempool pool cannot be shared with another process")
 
     def reset(self) -> None:
-        """Free dropped buffers; arrays that are alive keep their memory, which may border on others'."""
+        """Free dropped buffers; live arrays keep their memory."""
         super().reset()
         if self._pool is not None:
             self._pool.settle()
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Postpone waits for the device and frees of dropped buffers until the end of the context."""
+        """Postpone waits for the device and frees of dropped buffers to the end of this context manager."""
         with super().defer_cleanup():
             self._deferred += 1
             try:
@@ -184,7 +184,7 @@ class Manager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
 
 def _has_context() -> bool:
-    """Return true if a device has a context of Numba's; starts nothing."""
+    """Return true if Numba has a context on any device; do not start the driver."""
     devices = vars(numba_driver.driver).get("devices", {}) or {}
     return any(device.primary_context is not None for device in devices.values())
 

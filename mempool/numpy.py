@@ -6,9 +6,9 @@
             pool.step()
     print(pool.report())
 
-All threads are covered, in any context. Earlier arrays are resized and freed as before; arrays made inside
-may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our functions for ever; while no
-pool is installed, they only call the earlier functions.
+The pool serves all threads, in any context. Arrays from before the installation are resized and freed by
+NumPy; arrays of the pool may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our
+functions permanently; without an installed pool, they only call NumPy's functions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def install(**options: Any) -> ArrayPool:
     """Serve the arrays of this process from a new pool, until the pool is closed.
 
     With the setting ``MEMPOOL=off``, the pool stays empty and NumPy unchanged. With ``check=True``, every
-    array lies between redzones, and freed arrays are poisoned and held back for a while: wrong writes and
-    frees are logged when noticed, and listed by `ArrayPool.faults`. Checking costs some microseconds per
+    array lies between redzones, and freed arrays are poisoned and reused late: wrong writes and frees are
+    logged when noticed, and listed by `ArrayPool.faults`. Checking costs some microseconds per
     array.
 
     Args:
@@ -44,7 +44,7 @@ def install(**options: Any) -> ArrayPool:
         The pool; leaving the ``with``, ``close`` and `uninstall` end the service. The report stays readable.
 
     Raises:
-        UsageError: a pool is installed already, or the options make no sense.
+        UsageError: a pool is installed already, or the options are invalid.
         ImportError: the allocator of this NumPy is unknown.
     """
     return _slot.install(lambda: ArrayPool(**options), ArrayPool.serve)
@@ -66,10 +66,10 @@ def is_installed() -> bool:
 
 
 class ArrayPool(Pool):
-    """A pool that leaves NumPy when closed."""
+    """A pool that serves NumPy until closed."""
 
     framework = "numpy"
-    shown = tuple(name for name in Pool.shown if name not in ("allocate", "free"))
+    public_names = tuple(name for name in Pool.public_names if name not in ("allocate", "free"))
 
     def __init__(self, **options: Any) -> None:
         share = options.get("share")
@@ -85,7 +85,7 @@ class ArrayPool(Pool):
         self._hook.serve(self.client, None if self._fault_collector is None else self._fault_collector.core)
 
     def close(self) -> None:
-        """Leave NumPy and stop planning. Arrays stay valid."""
+        """Stop serving NumPy, and stop planning. Arrays stay valid."""
         _slot.leave(self, self._stop_serving)
         super().close()
 
@@ -100,7 +100,7 @@ _slot: InstallationSlot[ArrayPool] = slot_of("NumPy", "mempool.numpy")
 
 
 def _explain_memory_errors() -> None:
-    """Add the pool's numbers to NumPy's own MemoryError, which has only the requested size."""
+    """Add the pool's numbers to NumPy's MemoryError, which has only the requested size."""
     kind = _memory_error()
     if kind is None or hasattr(kind, "_mempool"):
         return

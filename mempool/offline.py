@@ -1,7 +1,6 @@
-"""Planning from files: the decisions behind ``mempool plan``, ``check`` and ``info``, for Python programs.
+"""Planning from files: the work of ``mempool plan``, ``check`` and ``info``, for Python programs.
 
-A trace holds iterations, of which one or several variants are planned, or nothing that repeats, and then all
-of its buffers are planned on one timeline.
+If a trace has iterations, their variants are planned; otherwise all buffers are planned on one timeline.
 
 For example:
 
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from traces.formats.registry import Format
     from traces.iterations.pattern import Pattern
 
-#: Treatment of a trace of several devices if none is named: take all devices as one, take the device with the
-#: largest peak load, or refuse the trace.
+#: Treatment of a trace of several devices if the user named no device: take all devices as one, take the
+#: device with the largest peak load, or refuse the trace.
 SeveralDevices = Literal["together", "largest", "refuse"]
 
 #: Allocations up to this many bytes are ignored in the search for iterations, see
@@ -55,23 +54,22 @@ _SMALL_BYTES = 512
 
 @dataclass(frozen=True)
 class InputFile:
-    """The content of one input file.
+    """Content of an input file.
 
     Attributes:
         format: "trace" for every format with events, "plan", or the name of a format of buffers, as in
             `traces.formats.registry.FORMATS`.
-        buffers: buffers that are, or were, to be placed.
+        buffers: the buffers to be packed.
         trace: the events of ``device``, if the file is a trace.
-        pattern: the pattern that most of the trace repeats or, where marks distinguish several variants, the
-            variant with the largest peak load; None if no pattern was found or none was requested.
-        other_variants: the other variants, most repeated first.
-        rejected_pattern: a pattern that was rejected because it is no main part of the trace.
+        pattern: the pattern that most of the trace repeats or, if marks distinguish several variants, the
+            variant with the largest peak load; None without a pattern, or if not requested.
+        other_variants: the other variants, the most frequent first.
+        rejected_pattern: a pattern that is too small a part of the trace.
         plan: the plan of a plan file, or of a file of buffers with an offset for every buffer.
-        skipped: number of omitted events, by reason; None if the first bad event raises an error.
+        skipped: number of omitted events, by reason; None for a strict reader, which raises at a bad event.
         whole_trace: all events of a trace, of all devices.
-        device: the chosen device, or the only one; None where all devices count together.
-        detected_marks: true if the iterations end with the steps of an optimizer that the program need not
-            mark.
+        device: the chosen or only device; None if all devices count together.
+        detected_marks: true if the iterations end at detected steps of an optimizer.
     """
 
     format: str
@@ -120,14 +118,14 @@ def read_input(
         path: the file.
         whole: for a trace, take all events on one timeline instead of the repeated iteration.
         main_only: take an iteration only if `is_main_loop` accepts it, else the whole trace.
-        alignment: alignment in bytes of a trace's buffers, where the recorder did not ask for more.
+        alignment: least alignment of a trace's buffers, in bytes.
         lenient: omit and count impossible events.
-        device: for a trace, take the events of this device only.
+        device: for a trace, take only the events of this device.
         several_devices: treatment of several devices if none is named.
         progress: as for `traces.read.read`.
 
     Raises:
-        TraceError, PlanError: the content contradicts the file's format.
+        TraceError, PlanError: the content violates the file's format.
         OSError: the file cannot be opened.
         UsageError: the device does not exist, or a device must be named.
     """
@@ -146,7 +144,7 @@ def read_input(
             return dataclasses.replace(placed, skipped=skipped)
         whole_trace = file_format.read(path, skipped=skipped, progress=progress)
     except OSError as error:
-        if error.filename is None:  # the error is from reading, not from opening
+        if error.filename is None:  # an error of reading, not of opening
             raise OSError(error.errno, error.strerror or str(error), str(path)) from None
         raise
     chosen = _device_of(path, whole_trace, device, several_devices)
@@ -157,7 +155,7 @@ def read_input(
 
 
 def planning_caveats(path: str | Path, given: InputFile) -> list[str]:
-    """Return sentences about missing facts and failed requests in a trace that is to be planned.
+    """Return caveats of a trace for planning: missing facts and failed requests.
 
     Raises:
         TraceError: the trace has no events, only the state at the end.
@@ -174,10 +172,10 @@ def planning_caveats(path: str | Path, given: InputFile) -> list[str]:
 
 
 def is_main_loop(variants: Sequence[Pattern], trace: Trace) -> bool:
-    """Return true if the iterations are a main part of the trace, not a part such as a repeated layer.
+    """Return true if the iterations are a main part of the trace, not a detail such as a repeated layer.
 
-    Iterations delimited by the user's marks always are. Otherwise all iterations together must hold at least
-    half of the allocations and half of the allocated bytes, and the load while they run, including
+    Iterations between the user's marks always are. Otherwise all iterations together must contain at least
+    half of the allocations and half of the allocated bytes, and the load during iterations, including
     longer-lived buffers, must reach half of the trace's peak load.
 
     Args:
@@ -203,7 +201,7 @@ def is_main_loop(variants: Sequence[Pattern], trace: Trace) -> bool:
 
 
 def _has_automatic_marks_only(trace: Trace) -> bool:
-    """Return true if iterations are delimited by a recorder's automatic marks and by no user's marks."""
+    """Return true if iterations have a recorder's automatic marks and no marks of the user."""
     return len(iteration_marks(trace, automatic_marks=True)) > 0 and len(iteration_marks(trace)) == 0
 
 
@@ -219,13 +217,13 @@ def _device_of(path: Path, trace: Trace, device: int | None, several: SeveralDev
         return devices[0] if len(devices) == 1 else None
     if several == "refuse":
         raise UsageError(f"{path} is of several devices: {named}; choose one with --device")
-    trace.validate()  # the whole trace, so that an error names a row of the file
+    trace.validate()  # the whole trace: errors name rows of the file
     return max(devices, key=lambda number: int(trace.on_device(number).load().max()))
 
 
 def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, alignment: int) -> InputFile:
     variants: list[Pattern] = []
-    # The steps of an estimate are those of the optimizer, whatever the program marks.
+    # The steps of an estimate are the optimizer's, even if the program marks iterations.
     detected_marks = "clock" in trace.metadata
     if not whole:
         alignment_of_all = max(alignment, trace.alignment)
@@ -248,13 +246,13 @@ def _from_trace(path: Path, trace: Trace, *, whole: bool, main_only: bool, align
 
 
 def _client_of(trace: Trace) -> str:
-    """Return the import name of the framework that made the allocations; empty if unknown."""
+    """Return the import name of the framework that allocated; empty if unknown."""
     framework = trace.metadata.get("framework", "")
     return trace.metadata.get("client", "torch" if framework == "pytorch" else framework)
 
 
 def _variants(trace: Trace, alignment: int, *, automatic_marks: bool = False) -> list[Pattern]:
-    """Return the variants, most repeated first; more than one only where marks distinguish them."""
+    """Return the variants, the most frequent first; more than one only if marks distinguish them."""
     from mempool.planning.registry import MOST_KNOWN
 
     patterns = find_patterns(trace, anywhere=True, enveloped=(), automatic_marks=automatic_marks)
@@ -284,7 +282,7 @@ def _read_buffers(path: Path, file_format: Format) -> InputFile:
 
 
 def _check_sums(path: Path, buffers: Buffers) -> None:
-    """Check that loads and addresses fit into int64, given the sums of sizes, alignments and offsets.
+    """Check that all loads and addresses fit into int64.
 
     Raises:
         TraceError: the sums are too large.
@@ -295,10 +293,10 @@ def _check_sums(path: Path, buffers: Buffers) -> None:
 
 
 def _plan_from_offsets(buffers: Buffers) -> Plan:
-    """Return the plan of buffers with fixed offsets; nothing is checked."""
+    """Return the plan of buffers with fixed offsets, without a check."""
     arena = int((buffers.offset + buffers.size).max(initial=0))
     free = dataclasses.replace(buffers, offset=np.full(len(buffers), -1, np.int64))
-    bound = min(lower_bound(free), arena)  # a wrong plan may lie below the bound; `check` reports that
+    bound = min(lower_bound(free), arena)  # a wrong plan may be below the bound, as `check` reports
     status = Status.OPTIMAL if bound == arena else Status.FEASIBLE
     return Plan(buffers.offset[:, None], arena, bound, status, "file", 0, 0.0, "")
 
@@ -308,11 +306,10 @@ class PlannedInput:
     """The result of planning an input file.
 
     Attributes:
-        given: the input with the buffers of ``plan``; for several variants, of the one with the largest
+        given: the input with the buffers of ``plan``; of several variants, the variant with the largest
             arena.
         plan: the plan of these buffers.
-        saved: plans of all variants of iterations, ``plan`` first; None where there is no iteration, or no
-            plan.
+        saved: plans of all variants of iterations, ``plan`` first; None without an iteration or a plan.
     """
 
     given: InputFile
@@ -411,19 +408,19 @@ class _Planning:
         return self._plan_variants(given, given.variants)
 
     def _plan_variants(self, given: InputFile, patterns: Sequence[Pattern]) -> PlannedInput:
-        """Plan each variant, then all jointly; keep the joint plans if they are worth while."""
+        """Plan each variant, then all variants jointly; keep the joint plans if they pay."""
         from mempool.planning.plan_files import SavedPlans
         from mempool.planning.planned_pattern import PlannedPattern
 
         options = self.options
-        # A user of another solver wants that solver's own result.
+        # Only the default solver is replaced by joint planning.
         joint = len(patterns) > 1 and options.solver == "auto"
         seconds = None if options.seconds is None else options.seconds / (len(patterns) + joint)
         separate: list[PlannedPattern] = []
         interrupted = False
         for number, pattern in enumerate(patterns, 1):
             which = f"kind {number} of {len(patterns)}, " if len(patterns) > 1 else ""
-            # A variant needs no better plan than the largest arena so far.
+            # An arena as large as the largest so far suffices for each variant.
             target = max((planned.plan.arena_bytes for planned in separate), default=options.target_bytes)
             nodes = 0 if interrupted else options.nodes
             stop = solvers.Stop(seconds=seconds, nodes=nodes, target_bytes=target)
@@ -437,11 +434,11 @@ class _Planning:
         saved, plans = SavedPlans(separate), [planned.plan for planned in separate]
         if joint and not interrupted and (together := self._plan_jointly(separate, seconds)) is not None:
             saved = together
-            plans.append(together.plans[0].plan)  # all variants share the search of this plan
+            plans.append(together.plans[0].plan)  # one search made the plans of all variants
         return _summary(given, saved, plans, interrupted=interrupted)
 
     def _plan_jointly(self, separate: Sequence[PlannedPattern], seconds: float | None) -> SavedPlans | None:
-        """Plan all variants for any order: buffers that one leaves alive collide with no other's."""
+        """Plan all variants for any order, so that buffers that live on after a variant never collide."""
         from mempool.planning.joint_planning import plan_jointly
 
         self.on_stage(f"planning {len(separate)} variants of iterations together; Ctrl-C keeps them apart")
@@ -487,7 +484,7 @@ class _Planning:
 def _summary(
     given: InputFile, saved: SavedPlans, plans: Sequence[Plan], *, interrupted: bool
 ) -> PlannedInput:
-    """Return the plan of the variant with the largest arena, with the effort of all ``plans``."""
+    """Return the plan of the variant with the largest arena, with the search effort of all ``plans``."""
     first = max(saved.plans, key=lambda planned: planned.plan.arena_bytes)
     plan = dataclasses.replace(
         first.plan,
@@ -501,21 +498,21 @@ def _summary(
 
 
 def _stopped_by_time(planned: PlannedPattern) -> PlannedPattern:
-    """Mark an interrupted plan as stopped by the clock, as the search itself would have done."""
+    """Mark an interrupted plan as stopped by time, as the search does at a time limit."""
     if planned.plan.stopped_by != "interrupt":
         return planned
     return dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, stopped_by="time"))
 
 
 def _joint_load(saved: SavedPlans) -> int:
-    """Return the most bytes alive in any succession of the jointly planned variants, a lower bound."""
+    """Return the peak load of any succession of the jointly planned variants, a lower bound."""
     from solvers.packing.variants import VariantSet
 
     return peak_load(VariantSet(list(saved.variants.values())).buffers) if saved.variants else 0
 
 
 def with_first(saved: SavedPlans, first: PlannedPattern) -> SavedPlans:
-    """Return the saved plans with this plan in front, the one that other tools take."""
+    """Return the saved plans with the plan `first` in front, where other tools read it."""
     from mempool.planning.plan_files import SavedPlans
 
     order = sorted(range(len(saved.plans)), key=lambda number: saved.plans[number] is not first)

@@ -1,4 +1,4 @@
-"""File names of processes that train together: each process reads and writes separate files."""
+"""File names per rank: each process of a distributed training reads and writes separate files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-#: Part of a file name that is replaced by the rank.
+#: Placeholder of the rank in a file name.
 PLACEHOLDER = "{rank}"
 
 
@@ -20,10 +20,10 @@ def rank() -> int | None:
 
 
 def own_file(path: str) -> str:
-    """Return the file name that this process writes: one of several processes inserts the rank.
+    """Return the file name that this process writes: with a rank, if there are several processes.
 
-    ``run.plan`` becomes ``run.rank1.plan``, unless the name has the placeholder ``{rank}``, or has the rank
-    already.
+    ``run.plan`` becomes ``run.rank1.plan``, unless the name contains the placeholder ``{rank}`` or already
+    the rank.
     """
     number = rank()
     if PLACEHOLDER in path:

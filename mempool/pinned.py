@@ -4,12 +4,12 @@
     batch = pinned.empty((64, 784), "f4")
     ...  # queue a copy from it on a stream
     pinned.used_by(batch, stream)
-    del batch  # the memory serves the next one when the stream is through with the copy
+    del batch  # the memory is reused once the copy has ended
 
-    cupy.cuda.set_pinned_memory_allocator(pinned.malloc)  # for all that CuPy copies
+    cupy.cuda.set_pinned_memory_allocator(pinned.malloc)  # for CuPy's own copies
 
-Unlike a GPU's memory, pinned memory is written by the host, which no stream orders: freed memory therefore
-waits for all streams that used it before any reuse.
+The host writes to pinned memory without waiting for streams. So before freed memory is reused, the pool waits
+for all streams that used it.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-#: Stream number for the host's own work; unknown to the driver, with nothing ever queued.
+#: Stream number of the host's own work; unknown to the driver, and always empty.
 HOST = -(1 << 62)
 
 
 class PinnedPool(Pool):
     """A pool of page-locked host memory, for copies on the streams of one GPU.
 
-    Every GPU reaches the memory by the same address; for streams of another GPU, the free waits.
+    The memory has the same address on every GPU; a free waits for streams of other GPUs.
     """
 
-    #: Settings of the environment (a plan, a limit) are meant for the GPU's memory.
+    #: False, since the environment's settings (a plan, a limit) are for the GPU's memory.
     reads_environment = False
 
     def __init__(self, index: int = 0, *, driver: str = cuda.DRIVER, **options: Any) -> None:
-        """Make a pool whose memory is locked through the GPU of this index, for use by all GPUs.
+        """Make a pool of memory that GPU number `index` page-locks, for use by all GPUs.
 
         Raises:
-            UsageError: no driver or no such GPU, or the options make no sense.
+            UsageError: the driver or the GPU does not exist, or the options are invalid.
         """
         device = cuda.check(cuda.device(index, driver, "pinned"))
         super().__init__(device, **{"name": "pinned", **options})
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:
-        """Return an array of page-locked memory, as `numpy.empty`; the array may outlive the pool.
+        """Return an uninitialized array of page-locked memory; the array may outlive the pool.
 
         Raises:
             OutOfMemoryError: no memory, with the numbers; the pool stays usable.
@@ -70,12 +70,12 @@ class PinnedPool(Pool):
     def used_by(self, array: NDArray[Any], stream: Any) -> None:
         """Declare that a copy from or to the array, or a part of the array, is queued on a stream.
 
-        A default stream is that of the current GPU.
+        A default stream means the default stream of the current GPU.
 
         Args:
             array: array of this or another pool of pinned memory.
             stream: an object with the stream's handle as ``ptr``, such as CuPy's, which is kept until the
-                array goes; or the handle of a stream that lives until then.
+                array's end; or the handle of a stream that lives as long.
 
         Raises:
             TypeError: the stream is neither.
@@ -92,8 +92,8 @@ class PinnedPool(Pool):
     def malloc(self, size: int) -> Any:
         """Allocate for CuPy, as the argument of `cupy.cuda.set_pinned_memory_allocator`.
 
-        Reuse waits for the streams that are current at the call and at the free, and for the streams on which
-        CuPy itself copies. While another GPU is current, CuPy's own pool serves.
+        A reuse waits for the streams that are current at the allocation and at the free, and for CuPy's own
+        copy streams. While another GPU is current, CuPy's own pool serves.
 
         Returns:
             A `cupy.cuda.PinnedMemoryPointer`.
@@ -109,7 +109,7 @@ class PinnedPool(Pool):
 
 
 class _Buffer:
-    """Owner of one buffer; frees the memory when the last reference goes.
+    """Owner of one buffer; frees the memory when the last reference ends.
 
     Attributes:
         ptr: address.
@@ -127,7 +127,7 @@ class _Buffer:
         self.ptr = pool.allocate(size, stream=HOST)
 
     def used_by(self, stream: Any) -> None:
-        """Add a stream, or a stream's handle, to ``streams``."""
+        """Note a stream, given as an object or a handle, that uses the memory."""
         name = stream_number(operator.index(getattr(stream, "ptr", stream)))
         self.streams[name, self._device.context_of(name)] = stream
 
@@ -141,8 +141,8 @@ class _Buffer:
                 if context == 0:
                     self._client.use(address, stream)
                 elif not self._device.wait_elsewhere(context, stream):
-                    return  # keep the memory, since the end of its use is unknown
-        except Exception:  # as during exit: the present uses are unknown, so keep the memory
+                    return  # keep the memory, since its uses are unknown
+        except Exception:  # e.g. during exit: uses are unknown, so keep the memory
             return
         self._client.free(address, HOST)
 

@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 class Pool:
     """Memory of one device for one client, such as NumPy.
 
-    With marks (`iteration` or `step`) or without, the pool finds the iteration, plans the buffers in the
-    background and serves each of them at the planned address from the next iteration on. Requests that do not
-    follow the plan are served too. All methods may be called by any thread.
+    The pool finds the iteration, with or without marks (`iteration` or `step`), plans its buffers in the
+    background, and from the next iteration on serves each buffer at the planned address. The fallback serves
+    all other requests. Any thread may call any method.
     """
 
-    #: Import name of the framework that uses the memory; empty: none in particular.
+    #: Import name of the framework that uses the memory; empty without a framework.
     framework = ""
-    #: Default of ``wait_bytes``: bytes that a plan must save for each wait of one stream for another. A
-    #: judgement: a wait costs some microseconds, and work that the streams could have done side by side.
+    #: Default of ``wait_bytes``: bytes that a plan must save for each wait of one stream for another. Not
+    #: measured: a wait costs some microseconds, and concurrency of the streams.
     wait_bytes = 1 << 20
     #: Default of ``memory``: kind of GPU memory.
     memory: Memory = "plain"
-    #: True if environment variables are settings of this pool, too.
+    #: True if environment variables are settings of this pool.
     reads_environment = True
-    #: True if the pool can keep a ``limit``, by offloading.
+    #: True if the pool can hold a ``limit`` by offloading.
     swaps = False
-    #: Names that `dir` lists: those that users need.
-    shown: tuple[str, ...] = (
+    #: Names for users, which `dir` lists.
+    public_names: tuple[str, ...] = (
         *("allocate", "close", "dynamic", "explain", "faults", "free", "iteration", "metrics", "name"),
         *("release", "report", "save", "settings", "state", "step", "trim", "wait"),
     )
@@ -66,19 +66,18 @@ class Pool:
         share: Pool | None = None,
         **options: Any,
     ) -> None:
-        """Make a pool and begin to record.
+        """Make a pool and start recording.
 
         Args:
             device: "host", or a device of `mempool._core`; the default is the device of `share`, or "host".
             name: name for reports and logs.
-            share: pool whose memory this one uses too: memory that either pool frees serves both. Each has
-                its own plans and counts, and either may be closed first.
-            options: fields of `mempool.settings.Settings`; missing ones come from the environment or, where
-                they concern the memory itself, from `share`.
+            share: pool whose memory the new pool shares: both reuse memory that either frees. Plans and
+                counts are separate, and either pool may be closed first.
+            options: fields of `mempool.settings.Settings`; the default is the environment's value or, for
+                settings of the memory itself, that of `share`.
 
         Raises:
-            UsageError: an unknown option or device, an impossible value, or a pool that cannot be shared this
-                way.
+            UsageError: an unknown option or device, an impossible value, or memory that cannot be shared so.
             solvers.PlanError, traces.TraceError: the plan file is no plan.
         """
         self.settings = _with_own_files(settings(environment=self.reads_environment, **options))
@@ -102,8 +101,8 @@ class Pool:
             self.device, self.core = share.device, share.core
             self._shares_streams = share._shares_streams
         self.client = _core.Client(self.core, name)
-        # Without a plan, free memory is kept. Pages go back one by one, after they were idle for some time;
-        # where returning memory is slow, it goes back when the arena is taken or memory is short.
+        # Without a plan, free memory is retained. Idle pages are released one by one after some time; if
+        # releasing is slow, memory is released when the arena is taken or memory is short.
         self.client.set_retained_limit(EVERYTHING)
         self.step_counter = StepCounter(self.client)
         self._fault_collector = self._check() if self.settings.check else None
@@ -129,8 +128,8 @@ class Pool:
         except BaseException:
             self.close()
             raise
-        # Finalizer of a pool that is dropped unclosed; it does not wait, since the planner's own thread may
-        # drop the pool.
+        # Finalizer of a pool that is dropped without close; it does not wait, since the planner's own thread
+        # may drop the pool.
         weakref.finalize(self, self.planner.stop, 0.0).atexit = False
         _open.add(self)
 
@@ -201,7 +200,7 @@ class Pool:
             _recording.add(self)
 
     def _own_plans(self, plans: SavedPlans) -> SavedPlans | None:
-        """Return the plans of a file; None with a warning if they are for another framework."""
+        """Return the plans; warn and return None if they are for another framework."""
         if not self.framework or plans.client in ("", self.framework) or plans.client not in TESTED:
             return plans
         from mempool.logs import log
@@ -210,7 +209,7 @@ class Pool:
         return None
 
     def _identity(self) -> str:
-        """Return a text that tells this pool from the program's other pools."""
+        """Return a text that distinguishes this pool from the program's other pools."""
         device = self.device
         return f"{self.name} {type(device).__name__} {getattr(device, 'kind', '')} rank {rank()}"
 
@@ -220,13 +219,13 @@ class Pool:
     def iteration(self) -> Iterator[None]:
         """Mark one iteration: ``with pool.iteration():`` around its code.
 
-        Requests outside the context are served dynamically.
+        Requests outside the context are no part of the plan.
 
         Raises:
             UsageError: inside another iteration, of this or any thread.
         """
         me, begun = threading.get_ident(), False
-        try:  # ends the iteration even if interrupted
+        try:  # end the iteration even if interrupted
             with self._lock:
                 if self._in_iteration is not None:
                     whose = "this thread" if self._in_iteration == me else "another thread"
@@ -261,9 +260,9 @@ class Pool:
 
     @contextlib.contextmanager
     def dynamic(self) -> Iterator[None]:
-        """Keep allocations inside the context out of plan and recording, as for validation or checkpoints.
+        """Exclude allocations inside the context from plan and recording, such as those of a validation.
 
-        While any thread is inside, allocations of other threads follow no plan either.
+        While any thread is inside, allocations of all threads follow no plan.
         """
         self.client.enter_dynamic()
         try:
@@ -274,7 +273,7 @@ class Pool:
     # --- memory
 
     def allocate(self, size: int, *, stream: int = 0) -> int:
-        """Return the address of ``size`` bytes, first used on ``stream``.
+        """Allocate ``size`` bytes for first use on ``stream``, and return their address.
 
         Raises:
             OutOfMemoryError: no memory, with the numbers; the pool stays usable.
@@ -291,7 +290,7 @@ class Pool:
         """Free the buffer at ``address``.
 
         Raises:
-            ValueError: no live buffer of this pool, or of one sharing the memory, begins there.
+            ValueError: ``address`` is not the start of a live buffer in this memory.
         """
         if not self._server.free(address, stream):
             raise ValueError(f"{address:#x} is not a live buffer of this pool")
@@ -299,15 +298,15 @@ class Pool:
     def trim(self) -> None:
         """Return free segments to the device.
 
-        The arena is returned too if no buffer in the arena is alive and no iteration ran since the last call,
-        so a loop that calls this in every iteration keeps the arena.
+        The arena is returned too if it has no live buffer and no iteration ran since the last call, so a loop
+        that calls `trim` in every iteration keeps the arena.
         """
         self.client.give_back()
 
     def release(self) -> bool:
-        """Return all free memory to the device, the arena included; return true if no arena is left.
+        """Return all free memory to the device, the arena included; return true if no arena remains.
 
-        The plan stays, and the next iteration takes the arena again.
+        The plan remains, and the next iteration takes the arena again.
         """
         return self.client.give_back(force=True)
 
@@ -315,7 +314,7 @@ class Pool:
 
     @property
     def planned(self) -> PlannedPattern | None:
-        """Plan in use or made last, with the pattern; None without one."""
+        """Present or latest plan, with its pattern; None without a plan."""
         return self.planner.planned or (None if self.loaded is None else self.loaded.plans[0])
 
     @property
@@ -340,7 +339,7 @@ class Pool:
     def metrics(self) -> dict[str, int | float | str]:
         """Return the pool's present numbers for a logger, under the same keys for every pool.
 
-        Keys, with 0 for what does not exist (yet):
+        Keys; missing values are 0:
 
         * ``state``: see `state`.
         * ``steps``: completed steps, of the optimizer or marked by the program.
@@ -381,7 +380,7 @@ class Pool:
             mode=self.settings.mode,
             steps=self.step_counter.steps,
             planned_from=self.step_counter.planned_from,
-            # arenas on a device touch no pages of the process
+            # a device's arena touches no pages of the process
             page_faults=self.step_counter.page_faults if isinstance(self.device, _core.HostDevice) else None,
             rank=rank(),
             client_state=self.client.state(),
@@ -395,7 +394,7 @@ class Pool:
             shared_with=sharing.other_clients(self),
             max_reserved_bytes=self.settings.max_reserved,
             offloading=self.swapping_values(),
-            withdrawn=self.planner.learner.withdrawn,
+            withdrawal_reason=self.planner.learner.withdrawal_reason,
         )
 
     def swapping_values(self) -> dict[str, Any] | None:
@@ -416,7 +415,7 @@ class Pool:
     def save(self, path: str | Path) -> None:
         """Write the plans in use; ``Pool(plan=path)`` later replays them from the first iteration.
 
-        Each of several processes that train together writes, and later reads, a separate file: see
+        Each process of a distributed training writes, and later reads, a separate file: see
         `mempool.per_rank_files`.
 
         Raises:
@@ -432,14 +431,14 @@ class Pool:
 
     @property
     def has_detected_marks(self) -> bool:
-        """True if the pool marks iterations that the program does not mark."""
+        """True if the pool itself marks the program's iterations."""
         return False
 
     def _plans_to_remember(self) -> SavedPlans | None:
-        """Return the plans to keep for the next run; None if they are of no use, or are kept already.
+        """Return the plans to keep for the next run; None if useless or kept already.
 
-        Plans that this run made in place of loaded ones are no news: they avoid what was alive in this run's
-        arena, and would get larger from run to run.
+        Plans that replaced loaded plans are not kept: they avoid buffers that were alive in this run's arena,
+        and would grow from run to run.
         """
         remembered = self._remembered
         if remembered is None or not self.plans or not self.planner.are_followed:
@@ -451,7 +450,7 @@ class Pool:
         return saved if saved is not None and {planned.key for planned in saved.plans} - known else None
 
     def _saved_plans(self) -> SavedPlans | None:
-        if (saved := self.planner.saved()) is None:
+        if (saved := self.planner.saved_plans()) is None:
             return None
         whose = self.framework or self.name
         return dataclasses.replace(saved, client=whose, detected_marks=self.has_detected_marks)
@@ -459,7 +458,7 @@ class Pool:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recording in the calling thread; return true if that gave a plan."""
+        """Search the recording in the calling thread; return true if a plan was installed."""
         with _core.Bypass():
             return self.planner.look()
 
@@ -471,15 +470,15 @@ class Pool:
         self.planner.reset_plans()
 
     def require_step_marks(self) -> None:
-        """Announce calls of `step` or `iteration`: no plan is made before the first one.
+        """Announce calls of `step` or `iteration`: make no plan before the first mark.
 
         Repetitions before the first mark, such as the layers of a first training step, are parts of an
-        iteration. After 65,536 allocations without a mark, plans are made all the same.
+        iteration. After 65,536 allocations without a mark, plans are made without marks.
         """
         self.planner.require_step_marks()
 
     def wait(self, seconds: float = 10.0) -> bool:
-        """Wait until there is a plan; return false if there is none after ``seconds``."""
+        """Wait at most ``seconds`` until there is a plan; return true if there is one."""
         return self.planner.wait(seconds)
 
     def close(self) -> None:
@@ -491,12 +490,12 @@ class Pool:
         self._closed = True
         self.leave_open_at_exit()
         if not ours:
-            return  # a forked child has neither the planner nor the file
+            return  # a forked child lacks the planner and the file
         self.planner.stop()
         self.client.set_recording(False)
         with _core.Bypass():
             saved = self._plans_to_remember()
-        if len(self.core.clients()) > 1:  # the other clients need no memory kept for plans of this one
+        if len(self.core.clients()) > 1:  # other clients need no memory retained for this client's plans
             self.client.drop_patterns()
             self.client.set_retained_limit(0)
         if self._fault_collector is not None:
@@ -514,22 +513,22 @@ class Pool:
             log.warning("%s", explained)
 
     def close_at_exit(self) -> None:
-        """Close when Python exits; subclasses then need not prepare buffers for later use."""
+        """Close the pool when Python exits; subclasses may skip preparations for later use of buffers."""
         self.close()
 
     def renew_locks(self) -> None:
-        """Replace locks and another thread's iteration in a forked child, where their owners are gone."""
+        """Replace locks, and another thread's iteration, in a forked child, which lacks their threads."""
         self._lock = threading.Lock()
         if self._in_iteration != threading.get_ident():
             self._in_iteration = None
 
     def leave_open_at_exit(self) -> None:
-        """Do not close at the exit of Python; the caller closes the pool later."""
+        """Leave the pool open at the exit of Python; the caller closes it later."""
         _open.discard(self)
         _recording.discard(self)
 
     def __dir__(self) -> list[str]:
-        return list(self.shown)
+        return list(self.public_names)
 
     def __enter__(self) -> Self:
         return self
@@ -547,7 +546,7 @@ class Pool:
 
 
 def _with_own_files(given: Settings) -> Settings:
-    """Return the settings with the file names of this process among several."""
+    """Return the settings with file names of this rank."""
     return dataclasses.replace(
         given,
         plan=None if given.plan is None else file_to_read(given.plan),
@@ -573,7 +572,7 @@ _recording: set[Pool] = set()
 
 @atexit.register
 def _close_open() -> None:
-    # a pool that cannot write its trace does not prevent the others from writing theirs
+    # after an error, the other pools still write their traces
     with contextlib.ExitStack() as each:
         for pool in list(_open):
             each.callback(pool.close_at_exit)

@@ -4,10 +4,10 @@
 
     pool = mempool.rmm.install()  # the device's current resource, until the pool is closed
 
-`resource` returns a resource without installing the pool, such as the upstream of an adaptor. RMM names the
+`resource` returns a resource without installing the pool, such as the upstream of an adaptor. RMM passes the
 first and last stream of each buffer, so freed memory is reused in stream order. Each buffer costs a call of
-Python: where that is too slow, put an arena or pool resource of RMM's above ours, whose memory is then a
-single buffer.
+Python. If that is too slow, put an arena or pool resource of RMM above this resource, which then serves a few
+large buffers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mempool.cuda_callbacks import CallbackPool
 from mempool.errors import UsageError
 from mempool.installation import InstallationSlot, slot_of
 
-#: Resources must live as long as any of their allocations, which may be longer than the interpreter.
+#: Resources, kept alive for allocations that may outlive the interpreter.
 _kept: list[Any] = []
 
 
 def install(index: int = 0, **options: Any) -> RmmPool:
-    """Make a new pool the resource of a device, until the pool is closed; one pool for each device.
+    """Make a new pool the resource of a device until the pool is closed; one pool for each device.
 
     Args:
         index: index of the device.
@@ -35,7 +35,7 @@ def install(index: int = 0, **options: Any) -> RmmPool:
         The pool; leaving the ``with``, ``close`` and `uninstall` end the service. Buffers stay valid.
 
     Raises:
-        UsageError: a pool is installed there already, or the options make no sense.
+        UsageError: the device has a pool already, or the options are invalid.
     """
     return _slot(index).install(lambda: RmmPool(index, **options), RmmPool.serve)
 
@@ -60,7 +60,7 @@ def resource(pool: CallbackPool) -> Any:
         raise UsageError(f"{pool!r} is no pool for RMM: share it, by RmmPool(share=...)")
 
     def allocate(size: int, stream: Any) -> int:
-        return pool.take(size, _handle(stream))  # raises a MemoryError
+        return pool.take(size, _handle(stream))  # may raise a MemoryError
 
     def deallocate(address: int, _size: int, stream: Any) -> None:
         pool.give(address, _handle(stream))
@@ -71,7 +71,7 @@ def resource(pool: CallbackPool) -> Any:
 
 
 class RmmPool(CallbackPool):
-    """A pool that leaves RMM when closed."""
+    """A pool that serves RMM until closed."""
 
     framework = "rmm"
 
@@ -88,12 +88,12 @@ class RmmPool(CallbackPool):
         rmm.mr.set_per_device_resource(self._served, self._resource)
 
     def close(self) -> None:
-        """Leave RMM and stop planning. Buffers stay valid."""
+        """Stop serving RMM, and stop planning. Buffers stay valid."""
         _slot(self._served).leave(self, self._stop_serving)
         super().close()
 
     def _stop_serving(self) -> None:
-        """Restore the earlier resource, unless another resource was set meanwhile."""
+        """Restore the earlier resource, unless another resource replaced the pool's."""
         if self._resource is not None:
             now = rmm.mr.get_per_device_resource(self._served)
             if now is self._resource:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 Mode = Literal["off", "record", "replay"]
 Memory = Literal["plain", "growing", "managed"]
 Backend = Literal["pluggable", "guest"]
-#: Price of a wait in bytes at which streams share no memory.
+#: Value of ``wait_bytes`` at which streams share no memory.
 NEVER = 2**63 - 1
 #: Limit of retained free memory, in bytes, that keeps all of it.
 EVERYTHING = 1 << 62
@@ -59,8 +59,8 @@ class Settings:
         mode: "off", "record" (record only) or "replay" (record, plan, replay).
         plan: plan file to start from, or None.
         remember: keep the plan of this run in the cache folder, and start from the plan of the program's last
-            run; "fresh": start without; "long": keep the plan of a run of some seconds only. A plan file or a
-            limit of offloading sets it aside.
+            run. "fresh": start without a plan. "long": keep the plan only if the run takes some seconds.
+            Ignored with a plan file or a limit of offloading.
         record: trace file to write, or None.
         max_reserved: largest size of the arena and all segments together, in bytes, or None.
         limit: most bytes that PyTorch's tensors take on the device; idle tensors are offloaded to host
@@ -281,7 +281,7 @@ def untested(framework: str) -> str | None:
     """Return a warning about the installed version of a framework; None if in the tested range."""
     text = getattr(sys.modules.get(framework), "__version__", None)
     if text is None:
-        import importlib.metadata  # takes a tenth of NumPy's own import time
+        import importlib.metadata  # a tenth of NumPy's import time
 
         text = importlib.metadata.version(framework)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())

@@ -20,7 +20,7 @@ COMMON = ("max_reserved", "small_bytes", "memory")
 def check(
     share: Pool, own: Settings, device: str | _core.Device | None, given: dict[str, Any], price: int
 ) -> int:
-    """Check that a pool can use the memory of another, and return the price of a wait.
+    """Check that a pool can use the memory of another pool, and return the price of a wait.
 
     Args:
         share: pool that owns the memory.
@@ -54,7 +54,7 @@ def check(
 
 
 def _price(share: Pool, price: int, *, asked: bool) -> int:
-    """Return the price of a wait; refuse streams that must not share memory a pool whose streams do."""
+    """Return the price of a wait; raise if only one of the two pools lets streams share memory."""
     if price >= NEVER and share.shares_streams:
         raise UsageError(
             f"in {share!r} streams share memory after an event, which is not safe here: make that pool with "
@@ -68,7 +68,7 @@ def _price(share: Pool, price: int, *, asked: bool) -> int:
 
 
 def settings_of(share: Pool, own: Settings, price: int) -> Settings:
-    """Return the new pool's settings with the common ones of the shared memory, and the price of a wait."""
+    """Return the new pool's settings, with the shared memory's settings and the price of a wait."""
     common = {name: getattr(share.settings, name) for name in COMMON}
     return dataclasses.replace(own, wait_bytes=price, **common)
 
@@ -81,14 +81,14 @@ def other_clients(pool: Pool) -> list[str]:
 
 
 def pool_of(share: Any, index: int | None) -> Any:
-    """Return the pool to share; of CuPy's pools per device, that of ``index`` or the first."""
+    """Return the pool to share; of CuPy's pools per device, the pool of ``index`` or the first."""
     if share is None or not hasattr(share, "pools"):
         return share
     return share.pool(index if index is not None else next(iter(share.pools), 0))
 
 
 def keep_as_closed(pool: Pool) -> None:
-    """Retain free memory for a closed pool that goes on serving: all, or none if others share it."""
+    """Retain free memory for a closed pool that still serves: all, or none if other pools share it."""
     pool.core.trim()
     pool.client.set_retained_limit(0 if other_clients(pool) else EVERYTHING)
 

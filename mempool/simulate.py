@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from solvers.simulators import Simulation
     from traces.trace import Trace
 
-#: Number of events between two looks of the planner for changes that do not wake it, such as a changed
-#: pattern.
+#: Number of events between two looks of the planner for changes without a wake-up, such as a changed pattern.
 MOST_BETWEEN_LOOKS = 1 << 14
-#: Most bytes of a device without a limit: more than any has, in pages that a process can count.
+#: Bytes of a device without a limit: more than any device has, few enough to count its pages.
 MOST_MAPPED = 1 << 45
 
 
@@ -42,14 +41,14 @@ class _Pool(Pool):
 class PlannedOnline(Allocator):
     """Our pool: records, finds and plans the iteration, replays the plan, and falls back if needed.
 
-    This is no model, but the pool's own core, fallback, planner and solver, on a device that has the
-    addresses of a GPU's plain memory and no memory. The first iterations are served as in any program, the
-    arena is taken when a real pool takes the arena, and requests that do not follow the plan go to segments
-    beside the arena. Marks of the trace ("step", "begin", "end") are iteration boundaries.
+    The simulation is no model: it runs the pool's own core, fallback, planner and solver, on a device with
+    the addresses of a GPU's plain memory but without memory. The first iterations are served as in any
+    program, the arena is taken at the same time as in a real pool, and requests that miss the plan go to
+    segments outside the arena. Marks of the trace ("step", "begin", "end") are iteration boundaries.
 
-    Time is not modelled: the planner looks at once when there may be something new, and the plan is ready
-    immediately; queued work is done at once; memory that was idle for a second stays. All threads are one,
-    and a plan costs nothing.
+    Time is not modelled: the planner looks as soon as there may be a new pattern, a plan is ready immediately
+    at no cost, queued work is complete at once, and idle memory is never released. All threads count as one
+    thread.
 
     Attributes:
         small_bytes: requests up to this size are not planned; see `mempool.settings.Settings`.
@@ -85,7 +84,7 @@ class PlannedOnline(Allocator):
 def replaying(
     trace: Trace, device: _core.ReplayDevice, limit_bytes: int, **options: Any
 ) -> Iterator[tuple[Pool, _core.Replay]]:
-    """Yield a pool and the replay of the trace; the device has no memory, and the pool plans on call only.
+    """Yield a pool and the replay of the trace; `device` has no memory, and the pool plans only on call.
 
     Args:
         trace: trace whose marks "step", "begin" and "end" are iteration boundaries, expected from the start.

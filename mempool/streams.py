@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mempool import _core
 
-#: Handles of default streams: the legacy one (which also has the handle 0), and the per-thread one, a
+#: Handles of default streams: the legacy stream (which also has the handle 0), and the per-thread stream, a
 #: different stream in each thread.
 LEGACY, PER_THREAD = 1, 2
 
 
 def stream_number(handle: int) -> int:
-    """Return the core's number of the stream that this handle denotes in the calling thread."""
+    """Return the core's number of a stream, given its handle in the calling thread."""
     return {LEGACY: 0, PER_THREAD: _core.thread_stream()}.get(handle, handle)

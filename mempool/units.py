@@ -1,4 +1,4 @@
-"""Sizes in bytes as people read and write them, and source lines without folders."""
+"""Conversion between bytes and text with units, and source lines without folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mempool.errors import UsageError
 
 #: Largest number of digits of a size; no memory needs more.
 MOST_DIGITS = 40
-#: Smallest memory size, in bytes, that is plausible without a unit; a smaller number lacks its unit.
+#: Smallest memory size, in bytes, that is plausible without a unit.
 MEBIBYTE = 1 << 20
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -22,7 +22,7 @@ def sized(size_bytes: int) -> str:
 
 
 def source_line(frame: str) -> str:
-    """Return file and line without folders, of either style of paths."""
+    """Return file and line without folders, for paths of any operating system."""
     return re.split(r"[/\\]", frame)[-1]
 
 
@@ -36,7 +36,7 @@ def binary(size_bytes: float) -> str:
 
 
 def typed_size(size_bytes: int) -> str:
-    """Return a size to type, with three digits and rounded up: 5251201 gives "5.01MiB"."""
+    """Return a size for a command line, with three digits and rounded up: 5251201 gives "5.01MiB"."""
     power = 1
     while power < 4 and size_bytes >= 1000 << 10 * power:
         power += 1
@@ -70,11 +70,11 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_memory(text: str, least_bare: int = MEBIBYTE) -> int:
-    """Return the bytes of a memory's size or of a rate, as `parse_bytes`, but ask for a missing unit.
+    """Return the bytes of a memory size or a rate, as `parse_bytes`, but require a plausible unit.
 
     Args:
         text: as typed by a user.
-        least_bare: smallest number, in bytes, that is plausible without a unit; zero always is.
+        least_bare: smallest number other than 0 that is plausible without a unit.
 
     Raises:
         UsageError: the text is no size, or a smaller number without a unit.

@@ -1,4 +1,4 @@
-"""Traces: the events of a program, the buffers that follow from them, and the files that hold both.
+"""Traces: the events of a program, the buffers that these events define, and files of both.
 
 Depends on no solver and no pool. The import only defines names; the functions that read and write Parquet
 import pyarrow.

@@ -1,4 +1,4 @@
-"""Tables of the buffers to place: one row per buffer, with a lifetime on a line or on a circle."""
+"""Tables of the buffers to pack: one row per buffer, with a lifetime on a line or on a circle."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _DEFAULTS: Mapping[str, ArrayLike] = {"alignment": 1, "offset": -1, "persistent"
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """Buffers with their lifetimes in logical time; read-only columns, n rows of buffers and k of gaps.
+    """Buffers with their lifetimes in logical time, as read-only columns: n rows of buffers, k rows of gaps.
 
-    With ``period`` None time is a line. With a period P time is a circle: ``0 <= start < P``, and ``end``
-    counts on beyond P if the lifetime reaches into later iterations. If a lifetime is longer than P, several
+    With ``period`` None time is a line. With a period P time is a circle: ``0 <= start < P``, and ``end`` is
+    larger than P if the lifetime reaches into later iterations. If a lifetime is longer than P, several
     instances of the buffer, one per iteration, are alive together. Zero sizes and zero-length lifetimes take
     no memory.
 
@@ -108,7 +108,7 @@ class Buffers:
     ) -> Buffers:
         """Build buffers from arrays, lists or scalars.
 
-        A missing column takes a default: alignment 1, no fixed offset, group 0, stream 0, not persistent.
+        Defaults of missing columns: alignment 1, no fixed offset, group 0, stream 0, not persistent.
 
         Args:
             start: int64[n], as the class.
@@ -142,7 +142,7 @@ class Buffers:
         return len(self.start)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Copying and unpickling call the constructor, so that the columns of copies are read-only too.
+        # Copying and unpickling call the constructor, so copies have read-only columns, too.
         return Buffers, tuple(getattr(self, name.name) for name in dataclasses.fields(self))
 
     @property
@@ -177,7 +177,7 @@ class Buffers:
         return str(row) if self.ids is None else f"{row} ({self.ids[row]})"
 
     def select(self, rows: ArrayLike) -> Buffers:
-        """Return the buffers of a boolean mask, or of indices in the given order, with their gaps and ids.
+        """Return the buffers of a boolean mask, or of indices in the order given, with their gaps and ids.
 
         Raises:
             TraceError: a buffer with an id is chosen twice.
@@ -198,7 +198,7 @@ class Buffers:
         )
 
     def unrolled(self, k: int) -> Buffers:
-        """Return the same work on a circle of ``k`` iterations: n*k buffers, the period ``k`` times as long.
+        """Return ``k`` iterations as one: n*k buffers on a circle of ``k`` times the period.
 
         Row ``j * n + i`` is instance j of buffer i, one period later than instance j-1, named ``ID@j``.
 
@@ -225,10 +225,10 @@ class Buffers:
 
 
 def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
-    """Return the buffers of a whole trace on one line, in order of allocation; time is the row of the event.
+    """Return the buffers of a whole trace on one line, in order of allocation; time is the event's row.
 
-    A buffer that is never freed ends with the trace. Each (device, stream) is a separate group: between two
-    streams, the order of frees and allocs is known on the host only, not on the device.
+    A buffer that is never freed ends with the trace. Each (device, stream) is a separate group: the order of
+    frees and allocs of two streams is known only on the host, not on the device.
 
     Args:
         trace: a trace, which is validated.
@@ -255,7 +255,7 @@ def buffers_of(trace: Trace, *, alignment: int = 1) -> Buffers:
 
 
 def check_buffers(buffers: Buffers) -> None:
-    """Raise for the first buffer that could not be placed, whatever the other buffers are.
+    """Raise an error for the first buffer that no packing problem permits.
 
     Raises:
         TraceError: naming the row.

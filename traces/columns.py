@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 #: Largest size, time or offset: the sum of two still fits int64.
 LARGEST = 2**62
-#: Rows of a piece, the unit held in memory while a trace streams.
+#: Rows of a piece of a streamed trace, of which memory holds one at a time.
 PIECE_EVENTS = 1 << 17
-#: Most events of a trace that is read whole: a file of a few kilobytes can claim any number of equal rows.
+#: Most events of a trace that is read whole: a compressed file of a few kilobytes can contain any number of
+#: equal rows.
 MAX_EVENTS = 1 << 26
-#: Upper bound of thread indices: indices of a trace are dense, so a larger one is invalid.
+#: Upper bound of thread indices, which are dense, so that a larger index is invalid.
 MOST_THREADS = 1 << 20
 
 
@@ -58,7 +59,7 @@ def _cast(given: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 
 
 def first_fault(faults: list[tuple[NDArray[np.bool_], str]]) -> tuple[int, str] | None:
-    """Return row and reason of the earliest fault among masks of one length; in a row, the first listed."""
+    """Return the row and the reason of the earliest fault; of several reasons in a row, the first listed."""
     found = [(int(mask.argmax()), reason) for mask, reason in faults if mask.any()]
     return min(found, key=lambda fault: fault[0]) if found else None
 
@@ -70,11 +71,10 @@ def power_of_two(values: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the distinct values in ascending order, as ``np.unique`` but without the import of ``numpy.ma``.
+    """Return the distinct values in ascending order, as ``np.unique``, without an import of ``numpy.ma``.
 
-    That module would stay in the memory of a program whose planner called this function, and the import would
-    take a part of the program's first second. The starts and ends of a trace's buffers are a few sorted runs,
-    which a stable sort merges.
+    The planner calls this function in users' programs, where the import would take time and memory. The
+    starts and ends of a trace's buffers are a few sorted runs, which a stable sort merges quickly.
     """
     ordered = np.sort(values, axis=None, kind="stable")
     result: NDArray[Any] = ordered[_firsts(ordered)]
@@ -82,7 +82,7 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the distinct values in order, and the index of each of ``values`` among them, same shape."""
+    """Return the distinct values in order, and for each value its index among them, in the same shape."""
     flat = values.ravel()
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
@@ -93,5 +93,5 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def _firsts(ordered: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the sorted values that differ from the value before them."""
+    """Return a mask of the sorted values that differ from their predecessor."""
     return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]

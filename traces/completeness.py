@@ -1,8 +1,8 @@
-"""The part of a program's memory history that a recording covers, and the memory from before the recording.
+"""Coverage of a program's memory history by a recording, and the memory from before the recording.
 
 Readers write into a trace's metadata, for each device: ``history.DEVICE``, and ``live_before.DEVICE`` and
-``reserved_before.DEVICE`` in bytes. Code that draws conclusions from a trace calls `completeness` first: an
-unrecorded load may have been larger than any recorded one.
+``reserved_before.DEVICE`` in bytes. Code that draws conclusions from a trace calls `completeness` first,
+since an unrecorded load may exceed all recorded loads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 _DEVICE_FREE = "refused.device_free"
-#: Limit on refused requests whose free memory is kept, since the metadata is one line of text.
+#: Most refused requests whose free memory is stored, since the metadata is one line of text.
 _MOST_DEVICE_FREE = 1000
 
 
@@ -42,8 +42,8 @@ class Completeness:
     Attributes:
         device: the device's index.
         history: the part of the history that was recorded.
-        live_before_bytes: requested bytes alive before the first event, as far as they are known.
-        reserved_before_bytes: bytes of segments held before the first event, as far as they are known.
+        live_before_bytes: known requested bytes alive before the first event.
+        reserved_before_bytes: known bytes of segments held before the first event.
     """
 
     device: int
@@ -60,7 +60,7 @@ class Completeness:
 def completeness(trace: Trace, device: int) -> Completeness:
     """Return the coverage of a device's history by a trace.
 
-    Traces whose readers store no history of any device are whole, unless buffers were alive before the trace.
+    A trace without history metadata is whole, unless buffers were alive before the trace.
     """
     said = trace.metadata
     silent = not any(name.startswith("history.") for name in said)
@@ -108,6 +108,6 @@ def device_free(trace: Trace) -> NDArray[np.int64]:
 
 
 def _number(text: str | None, unknown: int = 0) -> int:
-    """Return a whole number of at most 18 digits from metadata, which may hold anything, else ``unknown``."""
+    """Return a number of at most 18 digits from metadata, or ``unknown`` for any other text."""
     plain = text is not None and text.isascii() and text.isdigit() and len(text) < 19
     return int(text or "") if plain else unknown

@@ -13,8 +13,8 @@ class TraceError(ValueError):
     Attributes:
         reason: the fault, without the place.
         file: the file as the caller named it, or None.
-        row: the place: the line of a text file (the header is line 1), otherwise the index of an event or
-            buffer (the first is 0); None if no single row is to blame.
+        row: the line of a text file (the header is line 1), otherwise the index of an event or buffer (the
+            first is 0); None if no single row is wrong.
     """
 
     def __init__(

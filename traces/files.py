@@ -22,10 +22,10 @@ KIND_KEY, VERSION_KEY = "mempool.kind", "mempool.version"
 
 @contextmanager
 def atomic(path: StrPath) -> Iterator[Path]:
-    """Yield a path beside ``path`` to write to; renamed to ``path`` at the end, removed on any exception.
+    """Yield a temporary path in the same folder; on exit, rename it to ``path``, or remove it on an error.
 
-    A link is followed. A path that is neither a file nor absent (a pipe, ``/dev/null``) is written to
-    directly. A child forked in the meantime neither renames nor removes: the file belongs to the parent.
+    Links are followed. An existing ``path`` that is no file (a pipe, ``/dev/null``) is written directly. A
+    child forked in the meantime neither renames nor removes, since the file belongs to the parent.
 
     Raises:
         OSError: with the name ``path``: the folder is missing or not writable, or ``path`` is a folder, or
@@ -58,7 +58,7 @@ def atomic(path: StrPath) -> Iterator[Path]:
 
 @contextmanager
 def _named(path: StrPath, written: Path) -> Iterator[None]:
-    """Name ``path`` in errors of writing, which name the temporary file or, as Arrow's do, no file."""
+    """Return a write error that names ``path`` instead of the temporary file or, with Arrow, of no file."""
     try:
         yield
     except OSError as error:

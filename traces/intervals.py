@@ -1,4 +1,4 @@
-"""Half-open intervals of addresses or times: their union, and the innermost of nested ones around a time."""
+"""Half-open intervals of addresses or times: union, and search for the innermost nested interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def union_of_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union as ranges that neither overlap nor touch, in order."""
+    """Return the union as sorted ranges that neither overlap nor touch."""
     whole: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if whole and begin <= whole[-1][1]:
@@ -45,7 +45,7 @@ def innermost(
     rows = np.flatnonzero(end > start)
     rows = rows[np.argsort(-end[rows], kind="stable")]
     n = len(rows)
-    # The sort is stable: at one moment ends come first, then starts with the longest interval first, then
+    # The sort is stable: at one time, ends precede starts, the longest interval first, and starts precede
     # queries.
     moment = np.concatenate([end[rows], start[rows], time])
     owner = np.concatenate([group[rows], group[rows], time_group])
@@ -54,7 +54,7 @@ def innermost(
     inside = order >= n
     order, depth = order[inside], depth[inside]
     order = order[np.argsort(depth, kind="stable")]
-    # Within each depth, the place of the last start before each event.
+    # Within each depth, the index of the last start before each event.
     opened = np.maximum.accumulate(np.where(order < 2 * n, np.arange(len(order)), -1))
     asked = (order >= 2 * n) & (opened >= 0)
     which = order[asked] - 2 * n

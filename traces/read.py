@@ -28,10 +28,9 @@ def read(
 
     Args:
         path: the file, recognised by content.
-        skipped: receives the counts of invalid events, which are left out, by reason; None: the first is an
-            error.
-        progress: called now and then with the amount read so far and the whole amount: events for Parquet
-            files, else bytes; 0 for the latter if unknown.
+        skipped: receives the counts of omitted invalid events, by reason; None: the first is an error.
+        progress: called repeatedly with the amount read so far and the whole amount (0 if unknown), in
+            events of Parquet files, else in bytes.
 
     Raises:
         TraceError: naming the file: an unknown format, or impossible events.
@@ -44,10 +43,10 @@ def read(
 
 
 def read_pieces(path: StrPath, *, skipped: Counter[str] | None = None) -> Iterator[Trace]:
-    """Read a file as pieces of one trace, each with separate names and the metadata of the whole.
+    """Read a file as pieces of one trace, each with separate names and the trace's metadata.
 
-    Logs of RMM and of CuPy are read twice, in bounded memory but for their addresses; other formats are one
-    piece. A piece may free buffers of earlier pieces. ``skipped`` is complete after the first piece.
+    Logs of RMM and of CuPy are read twice, in bounded memory except for their addresses; other formats are
+    one piece. A piece may free buffers of earlier pieces. ``skipped`` is complete after the first piece.
 
     Args:
         path: as `read`.

@@ -33,8 +33,8 @@ class EventType(enum.IntEnum):
     REFUSED = 7  #: a failed request: the recorded program ran out of memory
 
 
-#: Name of the marks that recorders set by themselves at each optimizer step. These marks end iterations if
-#: nothing else separates iterations.
+#: Name of the marks that recorders set at each optimizer step. These marks end iterations only if the trace
+#: has no other marks and no repeated sequence.
 AUTOMATIC_MARK = "optimizer step"
 
 #: Categories of the marks that open and close a named range of the program, such as ``record_function``
@@ -62,7 +62,7 @@ COLUMNS: Mapping[str, np.dtype[Any]] = types.MappingProxyType(
 )
 #: Columns that hold indices into the trace's names, -1 where unknown.
 NAMED = ("operation", "frame", "module", "category", "stack")
-#: The value of each column where nothing is known.
+#: The value of each column for "unknown".
 UNKNOWN: Mapping[str, int] = types.MappingProxyType(
     dict.fromkeys(COLUMNS, 0) | dict.fromkeys((*NAMED, "address"), -1)
 )
@@ -202,7 +202,7 @@ class Trace:
         return tuple(distinct(self.device[self.kind != EventType.MARK]).tolist())
 
     def on_device(self, device: int) -> Trace:
-        """Return the events of one device and all marks except other devices' ranges; all get that device."""
+        """Return one device's events and all marks except other devices' ranges, all with that device."""
         rows = self.rows_on_device(device)
         cut = {name: getattr(self, name)[rows] for name in COLUMNS}
         return dataclasses.replace(self, **cut | {"device": np.full_like(cut["device"], device)})
@@ -227,7 +227,7 @@ class Trace:
         """Check each row in isolation, the only check possible for a piece of a trace.
 
         Raises:
-            TraceError: naming the first row that is impossible whatever the earlier rows are.
+            TraceError: naming the first row that is impossible in itself.
         """
         if fault := first_fault(self.faults()):
             raise TraceError(fault[1], row=fault[0])
@@ -241,7 +241,7 @@ class Trace:
         change = np.where(self.kind == EventType.ALLOC, self.size, 0)
         freed = self.kind == EventType.FREE
         change[freed] = -self.size[self.births[freed]]
-        # Sizes up to 2**62 may overflow int64 when added, so the high and low halves are summed separately.
+        # Sums of sizes up to 2**62 may overflow int64, so high and low halves are summed separately.
         high, low = np.cumsum(change >> 31), np.cumsum(change & (2**31 - 1))
         beyond = high + (low >> 31) >= 2**32
         if beyond.any():
@@ -270,8 +270,8 @@ class Trace:
     def _check_order(self, order: NDArray[np.int64], opens: NDArray[np.bool_]) -> None:
         """Raise for the first event whose buffer is not alive or is allocated a second time."""
         kind = self.kind[order]
-        # The earliest wrong event of a buffer is its first event or follows its free: comparing with the
-        # previous event is enough.
+        # A buffer's earliest wrong event is its first event or follows its free, so a comparison with the
+        # previous event suffices.
         after_free = np.zeros(len(order), np.bool_)
         after_free[1:] = ~opens[1:] & (kind[:-1] == EventType.FREE)
         again = ~opens & (kind == EventType.ALLOC)
@@ -287,7 +287,7 @@ class Trace:
         raise TraceError(f"{what} of buffer {buffer} {why}", row=row)
 
     def faults(self) -> list[tuple[NDArray[np.bool_], str]]:
-        """Return masks of the rows that are impossible in themselves, each bool[n], with the reason."""
+        """Return masks of the rows that are impossible in themselves, bool[n] each, by reason."""
         of_buffer = self.of_buffers
         segment = (self.kind == EventType.RESERVE) | (self.kind == EventType.RELEASE)
         placed, refused = (self.kind == EventType.ALLOC) | segment, self.kind == EventType.REFUSED

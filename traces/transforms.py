@@ -1,6 +1,7 @@
 """Traces derived from other traces or from buffers.
 
-Refused requests become buffers, private pools streams, and buffers events; contradictory events are removed.
+The functions convert refused requests to buffers, private pools to streams, and buffers to events, and remove
+contradictory events.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 def refused_as_buffers(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
     """Return a trace in which each refused request is a buffer, allocated and freed at once.
 
-    An allocator that serves the whole result would have served the requests that failed; later requests of
-    the program are unknown.
+    An allocator that serves the whole result would have served the failed requests, too; the program's later
+    requests are unknown.
 
     Returns:
         The trace, and for each of its rows the row of the given trace, int64[m].
@@ -49,9 +50,9 @@ def refused_as_buffers(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
 def pools_as_streams(trace: Trace) -> Trace:
     """Return the trace with a separate stream for each pair of pool and stream, numbered from 0.
 
-    Memory of a private pool serves no other request, even while no buffer lives in the pool: a graph writes
-    to the same addresses at each replay. Allocators that separate streams therefore separate pools,
-    too.
+    A graph writes to the same addresses at each replay, so memory of a private pool serves no other request,
+    even while the pool has no live buffer. With this conversion, allocators that separate streams separate
+    private pools, too.
     """
     if not trace.pool.any():
         return trace
@@ -63,7 +64,7 @@ def pools_as_streams(trace: Trace) -> Trace:
 
 
 def without_contradictions(trace: Trace, skipped: Counter[str]) -> Trace:
-    """Return the possible events: for each buffer, those from its first alloc to the first free after that.
+    """Return the possible events: for each buffer, the events from its first alloc to the next free.
 
     Args:
         trace: a trace that need not be valid.
@@ -86,7 +87,7 @@ def _drop(keep: NDArray[np.bool_], mask: NDArray[np.bool_], reason: str, skipped
 
 
 def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray[np.bool_], str]]:
-    """Return masks over all events of those among ``rows`` that violate the order of their buffer's life."""
+    """Return masks of the events among ``rows`` that violate the order alloc, accesses, free."""
     order = rows[np.argsort(trace.buffer[rows], kind="stable")]  # sorted by buffer, then by time
     opens = np.ones(len(order), np.bool_)
     opens[1:] = trace.buffer[order[1:]] != trace.buffer[order[:-1]]
@@ -115,11 +116,12 @@ def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray
 
 
 def trace_of_buffers(buffers: Buffers) -> Trace:
-    """Return one alloc and one free for each of n buffers on a line, in the order of their times; 2n events.
+    """Return the 2n events of n buffers on a line: one alloc and one free each, in order of time.
 
     At equal times frees come before allocs, because lifetimes are half-open. A buffer with an empty lifetime
-    takes no memory and gets size 0. Rows become the buffers' ids, their ids the operations of the allocs, and
-    times stand for nanoseconds. If all buffers have an offset, offsets become addresses; if all have one
+    takes no memory and gets size 0. The trace's buffer ids are the rows, the operations of the allocs are the
+    buffers' ids, and times become nanoseconds. If all buffers have an offset, offsets become addresses; if
+    all have one
     alignment, the metadata gets that alignment.
 
     Raises:
@@ -135,7 +137,7 @@ def trace_of_buffers(buffers: Buffers) -> Trace:
     free = np.arange(2 * n) >= n
     time = np.concatenate([buffers.start, buffers.end])
     empty = (buffers.lengths == 0)[row]
-    # At one time: ends, then each empty lifetime, its alloc first, then starts.
+    # At one time: ends, then empty lifetimes, alloc before free, then starts.
     turn = np.where(empty, 1, np.where(free, 0, 2))
     order = np.lexsort([free, row, turn, time])
     row, free = row[order], free[order]

@@ -1,11 +1,10 @@
-"""Synthetic workloads in the shape of training, from a hundred to a million buffers per iteration.
+"""Synthetic training workloads, from a hundred to a million buffers per iteration.
 
-A network of layers runs forward, backward and through an optimizer. Each layer keeps one activation, freed in
-reverse order in the backward pass, passes one gradient to the layer below, leaves one weight gradient that
-the next iteration frees, and takes two temporaries in the optimizer; the remaining buffers are short
-temporaries, spread at random over both passes. Weights and two optimizer states per layer are persistent; the
-states are made in the middle of the first step. Sizes are those of float32 tensors, alike within blocks of
-layers.
+A network of layers runs forward, backward and through an optimizer. Each layer keeps one activation until its
+backward step, passes one gradient to the layer below, leaves one weight gradient that the next iteration
+frees, and takes two temporaries in the optimizer; the remaining buffers are short temporaries at random times
+of both passes. Weights and two optimizer states per layer are persistent; the states are made in the middle
+of the first step. Sizes are those of float32 tensors, equal within blocks of layers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _BUFFERS_A_LAYER = 9  # five with a fixed role, the others short temporaries
 
 @dataclass(frozen=True)
 class _Step:
-    """One iteration. Time runs from 0: a unit per layer forward, as many backward, then for the optimizer.
+    """One iteration; its time has one unit per layer for each of forward, backward and optimizer.
 
     `birth` and `death` are float64[n]; a death beyond `length` is in the next iteration. `size` is int64[n],
     `weight` the bytes of each layer's weight, int64[layers].
@@ -49,13 +48,13 @@ class _Step:
 def generate(
     n_buffers: int, seed: int = 0, *, iterations: int = 3, replaced: float = 0.0, accesses: bool = False
 ) -> Trace:
-    """Return a trace of whole iterations, each begun by a mark, and a last mark.
+    """Return a trace of whole iterations, with a mark before each iteration and at the end.
 
     The first iteration differs: no gradients to free, optimizer states to make. Buffers alive at the end are
     never freed.
 
     Args:
-        n_buffers: buffers allocated in each iteration, besides the persistent ones; at least 9.
+        n_buffers: buffers allocated in each iteration, without the persistent buffers; at least 9.
         seed: the same seed gives the same trace.
         iterations: at least 1.
         replaced: share of the weight gradients that are freed only after their successor is allocated, so
@@ -138,7 +137,7 @@ def _step(n_buffers: int, rng: np.random.Generator, replaced: float) -> _Step:
 
 
 def _sizes(layers: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return bytes of each layer's activation and weight; one to six layers in a row are alike."""
+    """Return bytes of each layer's activation and weight, equal for one to six successive layers."""
     block = np.repeat(np.arange(layers), rng.integers(1, 7, layers))[:layers]
     batch = 4 * int(rng.choice([8, 16, 32, 64]))
     width = 2 ** rng.integers(4, 12, layers) * rng.choice([1, 2, 3], layers)
@@ -150,7 +149,7 @@ def _sizes(layers: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], ND
 
 
 def _events(step: _Step) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.float64]]:
-    """Return kind, row of the buffer and time of the steady iteration's allocs and frees, in their order."""
+    """Return event type, row of the buffer, and time of the steady iteration's allocs and frees, in order."""
     n = len(step.size)
     death = np.where(step.death >= step.length, step.death - step.length, step.death)
     time = np.concatenate([step.birth, death])
@@ -165,7 +164,7 @@ def _table(kind: ArrayLike, ids: ArrayLike, size: ArrayLike, operation: ArrayLik
 
 
 def _iterations(step: _Step, iterations: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the events of each iteration; ids count up, the persistent ones come first."""
+    """Yield the events of each iteration, with ascending ids, the persistent buffers first."""
     kind, row, time = _events(step)
     n, layers = len(step.size), step.layers
     phase = np.searchsorted([layers, 2 * layers], time, side="right") + _NAMES.index("forward")

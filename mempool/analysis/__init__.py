@@ -1,1 +1,1 @@
-"""Analysis of a recorded trace: where the program's memory goes, and which remedies would save memory."""
+"""Analysis of a recorded trace: use of memory, and remedies that would save memory."""

@@ -1,4 +1,4 @@
-"""Caveats of a recording: missing facts and failed requests, as sentences for the first lines of reports."""
+"""Caveats of a recording (missing facts, failed requests) as sentences for reports."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-#: Remedies for a missing beginning, by the recorder that the metadata name.
+#: Remedies for a missing beginning, by recorder.
 _RECORD_EARLIER = {
     "snapshot": "call torch.cuda.memory._record_memory_history(max_entries=...) before the model is made",
     "profiler": "the live bytes count as one buffer, a memory snapshot tells the buffers",
 }
-#: Most bytes that PyTorch asks the device for beyond a request: a segment of 20 MiB for smaller buffers
+#: Most bytes that PyTorch reserves in excess of a request: a segment of 20 MiB for smaller buffers
 #: (c10/cuda/CUDACachingAllocator.h, kLargeBuffer).
 _LARGEST_SURPLUS = 20 << 20
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """The requests of the recorded program that got no memory, on one device.
+    """The refused requests of the recorded program on one device.
 
     Attributes:
         count: number of the requests.
         event: row of the largest request among the device's events.
-        size_bytes: bytes that the largest request asked for.
-        live_bytes: requested bytes alive at that moment.
-        free_bytes: bytes free on the device then; None where unknown.
+        size_bytes: bytes of the largest request.
+        live_bytes: requested bytes alive at the largest request.
+        free_bytes: free bytes of the device at the largest request; None where unknown.
         operation: operation of the largest request; None where unknown.
         frame: source line of the largest request, without folders; None where unknown.
     """

@@ -1,4 +1,4 @@
-"""Comparison of many allocators on one trace, a row each, and the parsing of their names."""
+"""Comparison of allocators on one trace, one row each, and the parser of their names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from traces.completeness import History
 
 
-#: Name of the trace's own allocator, as recorded.
+#: Name of the trace's recorded allocator.
 RECORDED = "recorded"
 
 
@@ -48,9 +48,9 @@ class Failure:
         size_bytes: requested bytes.
         operation: operation of the request, None where unknown.
         frame: source line of the request without folders, None where unknown.
-        recorded: the request failed during the recording, whatever the limit is here.
-        before: more than the limit was reserved before the first recorded event, for an unknown request;
-            ``event`` and ``size_bytes`` are then of the first alloc.
+        recorded: true if the request failed during the recording, independent of the limit.
+        before: true if more than the limit was reserved before the first recorded event, for an unknown
+            request; ``event`` and ``size_bytes`` are those of the first alloc.
     """
 
     event: int
@@ -65,30 +65,29 @@ class Failure:
 class Row:
     """The result of one allocator on one device's events.
 
-    If the allocator runs out of memory, ``failed_at`` names the request, and the figures are those without a
-    limit. If the allocator's own settings limit the memory, the figures cover only the served requests.
+    If the allocator runs out of memory, ``failed_at`` is the request, and the figures are without a limit. If
+    the allocator's own settings limit the memory, the figures cover only the served requests.
 
     Attributes:
         allocator: name of the allocator.
         device: the device of the events.
         settings: the given settings.
-        peak_load_bytes: most requested bytes alive together; includes requests that were refused during the
-            recording, except for the recorded allocator.
+        peak_load_bytes: peak load, including requests that were refused during the recording, except for the
+            recorded allocator.
         refused: number of included requests that were refused during the recording.
-        peak_live_bytes: the peak load after the allocator's rounding.
+        peak_live_bytes: peak load with the allocator's rounding.
         peak_reserved_bytes: most bytes held from the device.
-        fragmentation: 1 - peak of the requested and served bytes / peak reserved; the sum of the two parts
-            below.
-        internal_fragmentation: fraction of the peak reserved bytes that is lost to rounding; None for the
-            recorded allocator, whose trace has only the requested bytes.
+        fragmentation: 1 - peak of the served requested bytes / peak reserved; the sum of the next two fields.
+        internal_fragmentation: fraction of the peak reserved bytes lost to rounding; None for the recorded
+            allocator, whose trace has only requested bytes.
         external_fragmentation: fraction of the peak reserved bytes that no buffer uses; None for the recorded
             allocator.
         driver_calls: calls to the device to take or give back memory.
-        largest_free_bytes: the largest free block when the most is reserved, and among those moments the most
-            in use; None where the recording does not tell.
-        fits: true if every request, including the refused ones, fits in the limit, or in the limit of the
-            allocator's own settings. None without any limit if all requests fit, and if all recorded requests
-            fit but a part of the history is missing.
+        largest_free_bytes: the largest free block at the peak of reserved bytes (at several such moments,
+            that with the most bytes in use); None where unknown.
+        fits: true if all requests, including refused ones, fit in the limit or in the limit of the
+            allocator's settings. None without any limit, or if all recorded requests fit but a part of the
+            history is missing.
         history: the recorded part of the device's history, a `traces.completeness.History`.
         failed_at: the first request that does not fit, with a row of the whole trace. For the recorded
             allocator, the first refused request.
@@ -119,7 +118,7 @@ class Row:
 
 @dataclass(frozen=True)
 class FailedComparison:
-    """An allocator that cannot be compared on these events; ``error`` gives the reason in one line."""
+    """An allocator that cannot be compared on these events, with a line about the reason in ``error``."""
 
     allocator: str
     device: int
@@ -138,12 +137,11 @@ def compare(
     limit_bytes: int | None = None,
     on_allocator: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Row | FailedComparison]:
-    """Simulate allocators on a trace; yield a row for each device and allocator as soon as ready.
+    """Simulate allocators on a trace; yield a row for each device and allocator.
 
     Args:
         trace: events; each device is simulated separately.
-        allocators: the allocators to compare; None for the recorded one, if the trace contains enough, and
-            all that exist.
+        allocators: the allocators to compare; None for all, including the recorded allocator if known.
         limit_bytes: memory of each device.
         on_allocator: called with the name of each allocator before the simulation.
 
@@ -169,7 +167,7 @@ def compare(
             try:
                 row = _row(asked, spec, device, limit_bytes)
                 row = replace(row, refused=0 if real else len(attempts) - len(events))
-            except ValueError as error:  # unknown settings, or settings that do not suit these events
+            except ValueError as error:  # unknown settings, or unsuitable for these events
                 yield FailedComparison(spec.allocator, device, spec.settings, " ".join(str(error).split()))
                 continue
             failed = row.failed_at
@@ -179,9 +177,9 @@ def compare(
 
 
 def _without_recorded(trace: Trace) -> set[int]:
-    """Return the devices of which nothing is known of `RECORDED`, if others tell it.
+    """Return the devices without known figures of `RECORDED`, if other devices have them.
 
-    A profiler's trace tells reserved bytes of GPUs, and none of the host.
+    A profiler's trace has the reserved bytes of GPUs, but not of the host.
     """
     known = {device: recorded(trace.on_device(device)) is not None for device in trace.devices}
     return {device for device, complete in known.items() if not complete} if any(known.values()) else set()
@@ -213,7 +211,7 @@ def _row(trace: Trace, spec: AllocatorSpec, device: int, limit_bytes: int | None
     )
     if simulation.failed_at is not None and limit_bytes is not None:
         simulation = _simulation(trace, spec, None)
-    served = int(simulation.requested.max(initial=0))  # less than the load if allocs failed
+    served = int(simulation.requested.max(initial=0))  # below the load if allocs failed
     live, reserved = simulation.peak_live_bytes, simulation.peak_reserved_bytes
     whole, real = max(reserved, 1), spec.allocator == RECORDED
     return Row(
@@ -245,14 +243,14 @@ def _failure(simulation: Simulation, limit_bytes: int | None, before_bytes: int)
             return None
         event = _first_alloc(
             simulation.trace, int(np.argmax(simulation.reserved > limit_bytes))
-        )  # no such limit then
+        )  # 0: no limit
     real = len(refused) > 0
     before = not real and limit_bytes is not None and before_bytes > limit_bytes
     return Failure(event, int(simulation.trace.size[event]), *place_of(simulation.trace, event), real, before)
 
 
 def _first_alloc(trace: Trace, event: int) -> int:
-    """Return the first alloc at or after an event: the alloc that a segment was reserved for."""
+    """Return the first alloc at or after the reservation of a segment, which caused it."""
     later = np.flatnonzero(trace.kind[event:] == EventType.ALLOC)
     return event + int(later[0]) if len(later) else event
 
@@ -277,7 +275,7 @@ def parse_allocator(text: str) -> AllocatorSpec:
     if unknown := sorted(settings.keys() - set(known)):
         raise ValueError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(known)}")
     try:
-        ALLOCATORS[name](**settings)  # checks the settings before a trace exists
+        ALLOCATORS[name](**settings)  # checks the settings without a trace
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from None
     return AllocatorSpec(name, settings)

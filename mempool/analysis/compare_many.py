@@ -1,4 +1,4 @@
-"""Comparison of allocators on many traces at once, in processes of this machine."""
+"""Comparison of allocators on many traces, in parallel processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileComparison:
-    """The result of one file.
+    """Result of one file.
 
     Attributes:
         file: path of the file.
         rows: as `mempool.analysis.compare.compare` yields them.
         caveats: the sentences of `mempool.analysis.caveats`, by device.
         skipped: number of omitted events, by reason; None if the first bad event raises an error.
-        error: the reason, in a line, for missing rows; else None.
+        error: a line about the reason for missing rows, or None.
     """
 
     file: str
@@ -50,7 +50,7 @@ def compare_files(
 ) -> Iterator[FileComparison]:
     """Compare allocators on many files; yield each file as soon as ready.
 
-    A file that is no trace, or that kills a process, is reported as such and does not disturb the others.
+    A file that is no trace, or that crashes a process, gives an error without effect on other files.
 
     Args:
         files: different paths; traces in any format.
@@ -79,7 +79,7 @@ def compare_file(
     lenient: bool,
     on_activity: Callable[[str], object] = lambda _: None,
 ) -> FileComparison:
-    """Compare allocators on one file; errors of the file are reported in the result."""
+    """Compare allocators on one file; the result contains errors of the file."""
     from traces.read import read
 
     skipped = Counter[str]() if lenient else None
@@ -112,9 +112,9 @@ R = TypeVar("R")
 def map_files(files: Sequence[str], task: Callable[[str], R]) -> Iterator[tuple[str, R | Exception]]:
     """Run a task for each file; yield file and result, or the raised exception, as soon as known.
 
-    The workers are processes, one per core. A process that dies (for lack of memory, say) breaks the work of
-    the others; the lost files are then done again, each in a process of its own, so that only the file at
-    fault fails.
+    The workers are processes, one per core. If a process dies, for example for lack of memory, the other
+    workers' files are lost, too. Each lost file is then repeated in a separate process, so that only the file
+    at fault fails.
 
     Args:
         files: different paths.
@@ -153,7 +153,7 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin() -> None:
-    """Initialize a worker process: ignore Ctrl-C, which the parent handles, and end with the parent."""
+    """Initialize a worker process: ignore Ctrl-C, which the parent handles, and end after the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Buffers alive at the peak load: by role, operation and source line; and their absences around the peak."""
+"""Buffers alive at the peak load by role, operation and source line, and their absences at the peak."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from traces import Trace
 
 
-#: Names of the marks that access recorders set at the phases of a training step.
+#: Names of access recorders' marks of the phases of a training step.
 PHASES = ("forward", "backward", "optimizer")
 
 
 class Role(enum.IntEnum):
-    """Length of a buffer's life, in iterations."""
+    """Role of a buffer by its lifetime in iterations."""
 
     PASSING = 0  #: within one iteration, or freed in a trace without iterations
     WRAP_AROUND = 1  #: from one iteration into a later one
@@ -32,7 +32,7 @@ class Role(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Peak:
-    """The buffers alive at the first moment with the most requested bytes; m rows, largest first.
+    """The buffers alive at the first moment of the peak load; m rows, the largest first.
 
     Attributes:
         event: row of the trace after which the peak is reached.
@@ -91,7 +91,7 @@ def _roles(
 
 @dataclass(frozen=True)
 class Share:
-    """The bytes that an operation, a source line or the like holds at the peak; no ``name`` if unknown."""
+    """Bytes at the peak by operation, source line or another attribute; ``name`` is None if unknown."""
 
     name: str | None
     bytes: int
@@ -99,7 +99,7 @@ class Share:
 
 
 def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> list[Share]:
-    """Group the bytes of the peak by a column of names (``trace.operation``, `phases`), most first.
+    """Group the bytes at the peak by a column of names (``trace.operation``, `phases`), the largest first.
 
     Args:
         trace: the events.
@@ -121,8 +121,8 @@ def shares(trace: Trace, peak: Peak, names: NDArray[np.int32], most: int) -> lis
 def phases(trace: Trace) -> NDArray[np.int32]:
     """Return the phase of each event, an index into names; -1 where unknown.
 
-    The phase is the innermost open range of the program; without recorded ranges, the last mark of a recorder
-    that names one of `PHASES`.
+    The phase is the innermost open range of the program or, without recorded ranges, the last mark of
+    `PHASES`.
     """
     if RANGE_BEGIN in trace.names:
         return _innermost_ranges(trace)
@@ -141,7 +141,7 @@ def _innermost_ranges(trace: Trace) -> NDArray[np.int32]:
         name = int(trace.operation[row])
         if trace.category[row] == begins:
             opened.append(name)
-        elif name in opened:  # else the range was open before the recording; ranges of threads interleave
+        elif name in opened:  # else the range began before the recording
             del opened[len(opened) - 1 - opened[::-1].index(name)]
         inner[at] = opened[-1] if opened else -1
     return inner[np.searchsorted(marks, np.arange(len(trace)), side="right")]
@@ -155,19 +155,18 @@ def by_bytes_and_time(peak: Peak) -> NDArray[np.int64]:
     return order
 
 
-#: Shortest useful absence, as a fraction of an iteration: a shorter one leaves no time to copy a buffer out
-#: and back.
+#: Shortest useful absence as a fraction of an iteration, given the time for copies out and back.
 LEAST_ABSENCE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Absences:
-    """Absences of the m buffers alive at the peak, in rows as in `Peak`; times are rows of the trace.
+    """Absences of the m buffers alive at the peak, in the order of `Peak`; times are rows of the trace.
 
     Attributes:
         last: int64[m], the last access at or before the peak, or the alloc.
         next: int64[m], the next access after the peak, or the free; the length of the trace without either.
-        used_again: bool[m], true if ``next`` is an access; else the buffer could have been freed earlier.
+        used_again: bool[m], true if ``next`` is an access; false if the buffer could have been freed earlier.
     """
 
     last: NDArray[np.int64]
@@ -180,22 +179,22 @@ class Absences:
         return self.next - self.last
 
     def late(self, peak: Peak) -> NDArray[np.bool_]:
-        """Return which buffers were last used before the peak and could have been freed, bool[m]."""
+        """Return a mask of the buffers that could have been freed before the peak, bool[m]."""
         late: NDArray[np.bool_] = ~self.used_again & (self.last < peak.event)
         return late
 
     def away(self, iteration_events: int) -> NDArray[np.bool_]:
-        """Return which absences last `LEAST_ABSENCE` of an iteration or longer, bool[m]."""
+        """Return a mask of the absences of at least `LEAST_ABSENCE` of an iteration, bool[m]."""
         away: NDArray[np.bool_] = self.length >= LEAST_ABSENCE * iteration_events
         return away
 
 
 def absences(trace: Trace, peak: Peak) -> Absences | None:
-    """Return the absences around the peak; None if the trace has no accesses and they are unknown."""
+    """Return the absences at the peak; None if the trace has no accesses."""
     accesses = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))
     if not len(accesses):
         return None
-    # Map from each alloc event to the row of the peak, -1 for others.
+    # Row of the peak for each alloc event, -1 for other events.
     row_of = np.full(len(trace), -1, np.int64)
     row_of[peak.alloc] = np.arange(len(peak.alloc))
     row = row_of[trace.births[accesses]]

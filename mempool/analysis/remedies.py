@@ -1,4 +1,4 @@
-"""Remedies that would save memory, with the most that each would save, and the simulations behind them."""
+"""Remedies that would save memory, their largest savings, and the simulations for them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def remedies(
     iteration_events: int,
     simulated: Sequence[Remedy] = (),
 ) -> list[Remedy]:
-    """Return the remedies that save anything, largest saving first.
+    """Return the remedies with a saving, the largest saving first.
 
     Args:
         peak: the buffers alive at the peak load.
         idle: absences at the peak, if accesses were recorded.
-        unused: reserved peak minus peak load in bytes, if the recording has the whole history and nothing was
-            simulated; else None.
+        unused: peak of the reserved bytes minus peak load, if the recording has the whole history and there
+            are no simulations; else None.
         iteration_events: length of an iteration, or of the whole trace without iterations.
         simulated: savings of the pool and of settings.
     """
@@ -77,12 +77,12 @@ def remedies(
     )
 
 
-#: Most events of a simulated trace: longer traces take seconds.
+#: Most events of a simulated trace, since longer traces take seconds.
 MOST_EVENTS = 2_000_000
 
-#: The pool as PyTorch's programs get it on CUDA: with growing memory.
+#: The pool of PyTorch's programs on CUDA, with growing memory.
 POOL = "planned_growing"
-#: Settings to simulate: name, value (in MiB where a size), and the allocator that has the setting.
+#: Settings to simulate: name, value (sizes in MiB), and allocator with this setting.
 SETTINGS = (
     ("expandable_segments", True, "pytorch_expandable"),
     *(("max_split_size_mb", size, "pytorch") for size in (64, 128, 256)),
@@ -96,9 +96,9 @@ class ReservedEstimates:
 
     Attributes:
         pool_bytes: most bytes that `mempool run` would reserve; None where that cannot be simulated.
-        plan_bytes: the arena of a plan of everything recorded: no pool that learns can do better.
-        refused: the same two with the requests that failed; None where none did.
-        remedies: changes that save memory, or not, compared with the recording.
+        plan_bytes: the arena of a plan of the whole recording, a lower bound for pools that learn.
+        refused: (pool_bytes, plan_bytes) including refused requests; None without refused requests.
+        remedies: simulated changes, with their saving compared to the recording.
     """
 
     pool_bytes: int | None
@@ -113,9 +113,9 @@ def estimate_reserved(
     """Simulate the pool, a plan, and settings; None if no simulation is possible.
 
     The pool is compared with the recorded peak. A setting is compared with the smaller of the recorded peak
-    and the simulated allocator under the recording's settings, so that no simulation error counts as a merit
-    of the setting. The same holds for the pool if the recording lacks a beginning, since the recorded
-    reservation may have been simulation for an unknown load. For each setting the best value is reported.
+    and the simulated peak under the recording's settings, so that simulation errors do not count as savings.
+    The same applies to the pool if the recording lacks its beginning, since an unknown load may have caused
+    the recorded reservations. For each setting the best value is reported.
 
     Args:
         trace: events of one device; simulated if recorded in PyTorch and at most `MOST_EVENTS` long.
@@ -133,7 +133,7 @@ def estimate_reserved(
     base = peak if known.is_whole or now is None else min(peak, now)
     pool, plan = _reserved(trace, POOL), _reserved(trace, "planned")
     found = [] if pool is None else [_pool_remedy(base, pool, plan)]
-    if now is not None and not expandable:  # expandable segments lack the gaps that settings reduce
+    if now is not None and not expandable:  # settings do not help expandable segments
         found += _settings(trace, own, min(peak, now))
     refused = None
     if (trace.kind == EventType.REFUSED).any():

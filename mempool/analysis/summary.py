@@ -1,4 +1,4 @@
-"""Summary of where a device's memory goes at the peak, from the other modules of this package."""
+"""Summary of a device's memory at the peak, from the other modules of this package."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class DeviceSummary:
     Attributes:
         device: index of the device.
         trace: events of the device.
-        rows: int64[n + 1], the row of each event in the trace that was read, and the length of that trace.
+        rows: int64[n + 1], the row of each event in the original trace, and the original trace's length.
         iteration_events: length of an iteration, or of the whole trace without iterations.
-        iterations: number of iterations found; with none, the roles of buffers mean nothing.
+        iterations: number of detected iterations; if 0, the roles of buffers are meaningless.
         peak: the buffers alive at the peak load.
         idle: absences at the peak, None if no accesses were recorded.
-        recorded: behaviour of the recorded allocator, None if unknown.
+        recorded: simulation result of the recorded allocator, None if unknown.
         known: the recorded part of the device's history.
         refusals: the failed requests, None if none failed.
         estimates: simulations of the pool, a plan and settings, None if none was possible.
@@ -56,12 +56,12 @@ class DeviceSummary:
     remedies: list[Remedy]
 
     def row(self, event: int) -> int:
-        """Return the row, in the trace that was read, of an event or of the end of this device's events."""
+        """Return the row in the original trace of an event, or of the end of this device's events."""
         return int(self.rows[event])
 
     @property
     def stranded_bytes(self) -> int | None:
-        """Return the bytes held but not in use at the recorded `fullest_event`; None if unknown."""
+        """Return the unused reserved bytes at the recorded `fullest_event`; None if unknown."""
         if self.recorded is None:
             return None
         event = self.recorded.fullest_event
@@ -84,7 +84,7 @@ def summarize(
     begins = np.empty(0, np.int64) if begins is None else begins
     for device in trace.devices if only is None else (only,):
         rows = trace.rows_on_device(device)
-        own_begins = np.searchsorted(rows, begins)  # the same beginnings, as rows of the device's events
+        own_begins = np.searchsorted(rows, begins)  # as rows of the device's events
         events = trace if len(rows) == len(trace) else trace.on_device(device)
         peak = at_peak(events, own_begins)
         idle, allocator, known = absences(events, peak), recorded(events), completeness(trace, device)

@@ -65,12 +65,12 @@ def call(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except SystemExit as end:
-        # Raised by typer, which exits with 1 for a closed pipe; 1 means "the answer is no" here.
+        # Raised by typer, which exits with 1 for a closed pipe; here, 1 means "the answer is no".
         if isinstance(end.__context__, BrokenPipeError):
             return ExitCode.PIPE
         raise
     except BrokenPipeError:
-        # Python would report the closed pipe again when flushing stdout at exit.
+        # Otherwise Python reports the closed pipe again at exit, when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PIPE
     except (KeyboardInterrupt, typer.Abort):

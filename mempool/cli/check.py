@@ -86,7 +86,7 @@ def check(
 
 
 def _all_variants(trace: Trace) -> Iterator[Pattern]:
-    """Yield every variant of the iterations, also within envelopes, by user marks and automatic marks."""
+    """Yield all variants of the iterations, also within envelopes, by user marks and automatic marks."""
     from traces.iterations.pattern import find_patterns
 
     for automatic_marks in (False, True):
@@ -94,7 +94,7 @@ def _all_variants(trace: Trace) -> Iterator[Pattern]:
 
 
 def matching_plans(path: Path, solved: InputFile, given: InputFile) -> list[tuple[Plan, Buffers]]:
-    """Return each plan of a file, one per variant of iterations, with the buffers that the plan must serve.
+    """Return each plan of a file, one per variant, with the buffers that the plan must serve.
 
     Raises:
         PlanError: a plan belongs to another trace, or is wrong.
@@ -106,7 +106,7 @@ def matching_plans(path: Path, solved: InputFile, given: InputFile) -> list[tupl
     assert solved.plan is not None
     if solved.format != "plan" or not any(name.startswith(OTHER) for name in read_plan_columns(path)):
         return [_matching_plan(solved.plan, solved.buffers, _with_variant(given, solved.buffers))]
-    saved = read_plans(path)  # also checks the plans that were made jointly
+    saved = read_plans(path)  # also checks joint plans
     keys = [saved.plans[number].key for number in saved.variants]
     plans = []
     for number, planned in enumerate(saved.plans):
@@ -136,7 +136,7 @@ def _with_variant(given: InputFile, planned: Buffers) -> InputFile:
 def _check_lifetimes(
     variant: IterationVariant, keys: list[bytes], planned: Buffers, pattern: Pattern
 ) -> None:
-    """Check that a variant was planned for lifetimes as long as the trace's, whichever variant follows."""
+    """Check that a variant's planned lifetimes cover the trace's lifetimes for any following variant."""
     from solvers import PlanError
 
     if not np.array_equal(pattern.buffers.size, planned.size):
@@ -150,7 +150,7 @@ def _check_lifetimes(
 
 
 def _matching_plan(plan: Plan, planned: Buffers, given: InputFile) -> tuple[Plan, Buffers]:
-    """Return the plan in the order of the trace's buffers, and the buffers as the plan must serve them.
+    """Return the plan in the order of the trace's buffers, and the buffers that the plan must serve.
 
     Raises:
         PlanError: the plan is for another trace.
@@ -177,7 +177,7 @@ def _matching_plan(plan: Plan, planned: Buffers, given: InputFile) -> tuple[Plan
                 f"a plan for another trace: {name} of buffer {buffers.name(row)} is {of_trace[row]}, "
                 f"not {of_plan[row]}"
             )
-    # A plan may keep a stricter alignment than the trace asks for; the check then uses the stricter one.
+    # A plan may have a stricter alignment than the trace, which the check then uses.
     return plan, dataclasses.replace(buffers, alignment=np.maximum(buffers.alignment, planned.alignment))
 
 

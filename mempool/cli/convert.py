@@ -18,7 +18,7 @@ from mempool.cli.output_files import overwritten_file
 if TYPE_CHECKING:
     from traces import Trace
 
-#: Suffixes of formats that are not written here: a user who asks for one would find Parquet under that name.
+#: Suffixes of formats that this verb cannot write, refused since the file would contain Parquet.
 _UNWRITABLE_SUFFIXES = (".gz", ".html", ".json", ".log", ".perfetto", ".pftrace", ".pickle", ".pkl", ".plan")
 
 
@@ -111,6 +111,6 @@ def _as_csv(source: Path, target: Path, skipped: Counter[str] | None) -> dict[st
 
 
 def _without_frames(piece: Trace) -> Trace:
-    """Drop source lines and stacks; names without a reference are not written."""
+    """Drop source lines and stacks; unused names are not written."""
     unknown = np.full(len(piece), -1, np.int32)
     return dataclasses.replace(piece, frame=unknown, stack=unknown)

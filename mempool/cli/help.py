@@ -1,4 +1,4 @@
-"""Help of the command: verbs by question on one screen, and flags without a type."""
+"""Help of the command: verbs grouped by question, and flags without a type."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Exit codes: 0 ok, 1 the answer is no, 2 usage, 3 a bad file, 4 failed,
 
 
 class Command(TyperCommand):
-    """Verb whose help shows flags as flags, not as options of a type `bool`."""
+    """Verb whose help shows flags without the type `bool`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""

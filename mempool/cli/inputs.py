@@ -36,7 +36,7 @@ def read_file(path: Path, **options: Any) -> InputFile:
 
 
 def print_skipped(path: Path | str, skipped: Counter[str] | None) -> None:
-    """Write a line to stderr about omitted events, and a line about corrected ones, if there are any."""
+    """Write a line to stderr about omitted events, and a line about corrected events."""
     if not skipped:
         return
     from traces.formats.chrome import CORRECTED

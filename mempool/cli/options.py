@@ -24,7 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def completion(*names: str) -> Callable[[str], list[str]]:
-    """Return a function that completes an option with these values."""
+    """Return a function that completes an option's value from `values`."""
     return lambda incomplete: [name for name in names if name.lower().startswith(incomplete.lower())]
 
 
@@ -32,7 +32,7 @@ def allocators(*more: str) -> Callable[[str], list[str]]:
     """Return a function that completes the name of an allocator.
 
     Args:
-        more: names that the verb accepts in addition to the common ones.
+        more: additional names that the verb accepts.
     """
 
     def complete(incomplete: str) -> list[str]:
@@ -44,7 +44,7 @@ def allocators(*more: str) -> Callable[[str], list[str]]:
 
 
 def parsed(option: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """Return the result of ``parse`` on an option's text; None for None.
+    """Return ``parse(text)``, or None for None; errors name the option.
 
     Raises:
         typer.BadParameter: ``parse`` raised a UsageError or ValueError; the message names the option.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-#: Columns of a file or pipe: more than any table has.
+#: Width of a file or pipe in columns: more than any table has.
 _NO_WIDTH = 10_000
 
 
@@ -26,16 +26,16 @@ class ExitCode(enum.IntEnum):
     """Exit codes of the command; a public interface, see docs/cli.md."""
 
     OK = 0
-    NEGATIVE = 1  #: the command succeeded and the answer is no
+    NEGATIVE = 1  #: the command succeeded, and its answer is "no"
     USAGE = 2  #: the command line is wrong
     FILE = 3  #: a file cannot be read or written, or has the wrong content
-    FAILED = 4  #: anything else: no memory, a fault of this project
+    FAILED = 4  #: any other failure: no memory, a fault of this project
     INTERRUPTED = 130  #: Ctrl-C
     PIPE = 141  #: the reader of the output has closed the pipe
 
 
 class Stop(Exception):  # noqa: N818 - it ends a verb, it is not always an error
-    """End of a verb, with an exit code and, unless empty, one line on stderr."""
+    """End of a verb with an exit code and, unless empty, a line on stderr."""
 
     def __init__(self, code: ExitCode, message: str = "") -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Stop(Exception):  # noqa: N818 - it ends a verb, it is not always an error
 
 
 def require_bokeh(who: str) -> None:
-    """Stop if Bokeh, with which a verb or option draws, is not installed."""
+    """Stop if Bokeh is not installed, for verbs and options that draw."""
     if importlib.util.find_spec("bokeh") is None:
         raise Stop(
             ExitCode.FAILED, f"{who} draws with bokeh, which is not installed: pip install 'mempool[show]'"
@@ -51,13 +51,13 @@ def require_bokeh(who: str) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Stop if no file can be written at a path, before a long work begins."""
+    """Stop if no file can be written at a path, before long work."""
     if reason := write_obstacle(path):
         raise Stop(ExitCode.FILE, f"{path}: {reason}")
 
 
 def error_line(message: str) -> None:
-    """Write one line to stderr, whatever the message contains."""
+    """Write a message as one line to stderr, without interpreting markup."""
     print("mempool:", " ".join(message.split()), file=sys.stderr)  # noqa: T201
 
 
@@ -80,7 +80,7 @@ def percent(fraction: float) -> str:
 
 
 def console() -> Console:
-    """Return the console of the terminal; a file or pipe in its place has no width limit."""
+    """Return the console of stdout, without a width limit for a file or pipe."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -89,7 +89,7 @@ def console() -> Console:
 
 
 def plain(text: str) -> Text:
-    """Return foreign text without markup; unencodable characters are shown by number."""
+    """Return text without markup, with numbers for unencodable characters."""
     from rich.text import Text
 
     return Text(text.encode("utf-8", "backslashreplace").decode())
@@ -112,7 +112,7 @@ def print_caveats(title: str, sentences: Sequence[str]) -> None:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, fold: int = 0) -> None:
-    """Print a table; all columns but the first and the column ``fold`` are right-aligned numbers."""
+    """Print a table; except for the first column and ``fold``, columns are right-aligned numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

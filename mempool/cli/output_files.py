@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def write_obstacle(path: Path) -> str | None:
-    """Return why no file can be written at a path, or None.
+    """Return the reason why no file can be written at a path, or None.
 
-    A file is created as a test: neither modes nor names tell the answer everywhere.
+    The function creates a file as a test, since modes and names are not reliable.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -31,7 +31,7 @@ def write_obstacle(path: Path) -> str | None:
         temporary.unlink()
     except OSError as error:
         return error.strerror or str(error)
-    except ValueError as error:  # a null character in the name
+    except ValueError as error:  # a null character
         return str(error)
     return None
 

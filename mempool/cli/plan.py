@@ -163,7 +163,7 @@ def _planned(planner: OfflinePlanner, given: InputFile) -> PlannedInput:
 
 
 def _progress_line(state: Progress) -> str:
-    """Describe the progress of the search, in the width of most terminals."""
+    """Describe the progress of the search in one line of a terminal."""
     best = "no plan" if state.arena_bytes is None else f"arena {binary(state.arena_bytes)}"
     gap = "" if state.gap is None else f", gap {percent(state.gap)}"
     millions = state.nodes / 1e6
@@ -172,7 +172,7 @@ def _progress_line(state: Progress) -> str:
 
 
 def _check_result(found: Plan, output: Path | None) -> None:
-    """End the verb with the exit code of a missing plan or an interrupted search."""
+    """End the verb with an error for a missing plan or an interrupted search."""
     if found.offset is None:
         raise Stop(ExitCode.NEGATIVE, f"{found.status}: {found.reason}")
     if found.stopped_by == "interrupt":
@@ -219,7 +219,7 @@ def _variants(saved: SavedPlans) -> list[dict[str, Any]]:
 
 
 def _parse_target(text: str) -> tuple[Fraction | None, int | None]:
-    """Return the target as a multiple of the lower bound or in bytes; the multiple is exact, for "0.1%"."""
+    """Return the target in bytes, or as an exact multiple of the lower bound for "0.1%"."""
     from mempool.units import parse_bytes
 
     if percentage := re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*%\s*", text):
@@ -276,7 +276,7 @@ def _print(planned: PlannedInput, output: Path | None) -> None:
 
 
 def _buffers_text(given: InputFile, variants: int) -> str:
-    """Return the number of planned buffers, and the part of the file that they come from."""
+    """Describe the number of planned buffers, and their part of the file."""
     if given.pattern is not None:
         text = f"{len(given.buffers):,} of one iteration, of {describe_iterations(given.pattern)}"
         if variants > 1:

@@ -1,6 +1,6 @@
-"""Terminal plots: the load over time as a curve of blocks, addresses over time in colours.
+"""Terminal plots: the load over time as a curve of blocks, and addresses over time in colours.
 
-If the output is no terminal, or not in UTF-8, both plots are plain ASCII.
+Both plots are ASCII if the output is no terminal or not in UTF-8.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def load_plot(buffers: Buffers, *, width: int = 72, height: int = 10, ascii_only: bool = False) -> str:
-    """Plot the load over time; each column shows the largest load of its span, the top is the peak."""
+    """Plot the load over time; each column shows the largest load of its time span."""
     from solvers import load_curve
 
     times, loads = load_curve(buffers)
@@ -67,8 +67,7 @@ def _largest(
 def address_grid(buffers: Buffers, plan: Plan, *, width: int, height: int) -> NDArray[np.int64]:
     """Return the buffer at the centre of each cell: int64[height, width] of rows, -1 for free memory.
 
-    Time goes to the right and addresses go up. A circular timeline is drawn as
-    iteration 0 in the steady state.
+    Time increases to the right, and addresses upwards. A circular timeline shows iteration 0 in steady state.
     """
     grid = np.full((height, width), -1, np.int64)
     if plan.offset is None or plan.arena_bytes == 0 or len(buffers) == 0:

@@ -89,7 +89,7 @@ def show(
 
 
 def _check_outputs(inputs: list[Path], outputs: list[Path]) -> None:
-    """Refuse unwritable outputs, and outputs that would replace an input, before the work."""
+    """Refuse unwritable outputs, and outputs that would overwrite an input, before the work."""
     if path := overwritten_file(inputs, outputs):
         raise typer.BadParameter(f"{path} would take the place of another file of this command")
     for path in outputs:
@@ -126,13 +126,13 @@ def _scene(
 
 
 def _check_plan_matches(solved: InputFile, given: InputFile, trace: Path, plan: Path) -> None:
-    """Refuse a plan for another trace, whose picture would be wrong."""
+    """Refuse a plan for another trace."""
     from mempool.cli.check import matching_plans
     from mempool.cli.inputs import read_file
     from solvers import PlanError
 
     assert solved.plan is not None
-    if solved.plan.period is not None:  # the plan is of one iteration
+    if solved.plan.period is not None:  # a plan of one iteration
         given = read_file(trace, lenient=given.skipped is not None)
     try:
         matching_plans(plan, solved, given)

@@ -1,4 +1,4 @@
-"""Output about the iterations of a trace: the variants, and a pattern that is no iteration."""
+"""Output about the iterations of a trace: variants, and rejected patterns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_iterations(pattern: Pattern) -> str:
 
 
 def describe_rejected(pattern: Pattern) -> str:
-    """Return the text about a pattern that is no main part of its trace."""
+    """Describe a pattern that is too small a part of its trace."""
     return f"{len(pattern.buffers):,} allocations, {pattern.iterations} alike, are a small part"
 
 

@@ -8,8 +8,8 @@
             pool.step()  # or nothing: the pool finds the iteration by itself
     print(pool.report())
 
-All arrays of all threads are covered, on every device; each device has a separate plan. Earlier arrays stay
-in their present memory; arrays made inside may outlive the pool, their thread, and the interpreter.
+The pool serves the arrays of all threads on every device; each device has a separate plan. Earlier arrays
+keep their memory; arrays of the pool may outlive the pool, their thread, and the interpreter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-#: Options of `install` under `mempool run`, where the program has not used the driver yet.
+#: Options of `install` under `mempool run`, before the program uses the driver.
 UNDER_RUN = {"start": False}
 
 
@@ -41,8 +41,8 @@ def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> Cupy
     With the setting ``MEMPOOL=off``, the pool stays empty and CuPy unchanged.
 
     Args:
-        start: check now that CuPy has a GPU, which starts the driver. If false, the first array starts the
-            driver, as needed by programs that set ``CUDA_VISIBLE_DEVICES`` or fork before that.
+        start: check now that CuPy has a GPU, which starts the driver. False: the first array starts the
+            driver, for programs that first set ``CUDA_VISIBLE_DEVICES`` or fork.
         driver: library of the CUDA driver.
         options: fields of `mempool.settings.Settings`, for each device; ``share``, a pool of a CUDA device
             whose memory to use there.
@@ -52,7 +52,7 @@ def install(*, start: bool = True, driver: str = DRIVER, **options: Any) -> Cupy
 
     Raises:
         UsageError: a pool is installed already, CuPy has no usable driver or GPU, the call is inside
-            ``cupy.cuda.using_allocator``, or the options make no sense.
+            ``cupy.cuda.using_allocator``, or the options are invalid.
         ImportError: CuPy is not installed.
     """
     memory = settings(memory=options.get("memory")).memory or "plain"

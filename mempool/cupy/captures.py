@@ -1,9 +1,9 @@
 """Captures of CUDA graphs in CuPy: memory allocated on captured streams stays with the graph.
 
-A graph uses the same addresses at every launch, long after the arrays are gone. CuPy tells allocators nothing
-about graphs, so the functions that begin and end captures are patched: those of CuPy's streams, and those of
-``cupy.cuda.runtime``. The driver tells which streams belong to which capture. The destruction of a graph
-cannot be observed: its memory is kept until the program releases the graph, or the process ends.
+A graph uses the same addresses at every launch, even after its arrays' end. CuPy does not report graphs to
+allocators, so the functions that begin and end captures are patched: methods of CuPy's streams, and functions
+of ``cupy.cuda.runtime``. The driver reports the streams of each capture. The end of a graph cannot be
+observed, so its memory is kept until the program releases the graph or the process ends.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
     from mempool.pool import Pool
 
-#: Pools with graphs, which may be launched until the process ends.
+#: Pools with graphs, kept alive for later launches.
 _with_graphs: set[_core.Pool] = set()
 
 
 @dataclass(eq=False)
 class _Capture:
-    """A capture in progress at the last check.
+    """A capture that was in progress at the last check.
 
     Attributes:
         graph: the driver's number of the capture.
         stream: the core's number of the stream on which the capture began.
-        asked: pool of the device that was current at the beginning; used to query the driver.
-        exists: returns None once the stream is known to be gone.
+        asked: pool of the current device at the beginning, which queries the driver.
+        exists: function that returns None after the stream's end.
         of: owner of the graph's memory after the capture.
         pools: pools that serve the capture.
     """
@@ -48,7 +48,7 @@ class _Capture:
     pools: list[_core.Pool] = field(default_factory=list)
 
     def join(self, pool: _core.Pool) -> None:
-        """Assign this pool's allocations on captured streams to the graph."""
+        """Assign the pool's allocations on captured streams to the graph."""
         if pool not in self.pools:
             _core.cupy_begin_capture(pool, self.graph)
             self.pools.append(pool)
@@ -59,7 +59,7 @@ class _Capture:
         return self.exists() is not None and _core.cupy_goes_on(self.asked, self.graph, self.stream)
 
 
-#: Captures in progress in this process, whichever pool was installed when they began.
+#: Captures in progress in this process, of any pool.
 _going_on: list[_Capture] = []
 _lock = threading.Lock()
 
@@ -87,11 +87,11 @@ class Captures:
         self._leaving = False
         for kind, begin, end, owns in _watched():
             for name, around in ((begin, self._beginning), (end, self._ending)):
-                self._before[kind, name] = vars(kind).get(name)  # None: the attribute is inherited
+                self._before[kind, name] = vars(kind).get(name)  # None if inherited
                 setattr(kind, name, around(getattr(kind, name), owns=owns))
 
     def stop(self, *, anyhow: bool = False) -> None:
-        """Restore CuPy's functions; with ``anyhow``, after the last capture if one is in progress.
+        """Restore CuPy's functions; `anyhow`: during a capture, postpone that to the last capture's end.
 
         Raises:
             UsageError: a graph is being captured, and ``anyhow`` is false.
@@ -108,14 +108,14 @@ class Captures:
     def _restore(self) -> None:
         for (kind, name), before in self._before.items():
             if getattr(vars(kind).get(name), "_mempool", None) is not self:
-                continue  # patched by another party meanwhile
+                continue  # patched by other code meanwhile
             if before is None:
                 delattr(kind, name)
             else:
                 setattr(kind, name, before)
 
     def renew_lock(self) -> None:
-        """Replace the lock in a forked child, where the thread that holds the lock is gone."""
+        """Replace the lock in a forked child, which lacks the lock's owner."""
         global _lock
         _lock = threading.Lock()
 
@@ -142,7 +142,7 @@ class Captures:
                 capture.join(pool)
 
     def settle(self, *, wait: bool = True) -> None:
-        """End the captures that are over, by success or failure; ``wait``: wait for the lock."""
+        """Handle the end of completed or failed captures; `wait`: wait for the lock."""
         lock = _lock
         if not _going_on or not lock.acquire(blocking=wait):
             return
@@ -179,7 +179,7 @@ class Captures:
                 capture.join(pool)
         if known:
             _core.cupy_release_devices()
-        for each in self._pools().values():  # pools of all devices, whose streams may join the capture
+        for each in self._pools().values():  # all devices, whose streams may join the capture
             self.join(each.core)
 
     def _beginning(self, plain: Callable[..., None], *, owns: bool) -> Callable[..., None]:
@@ -204,14 +204,14 @@ class Captures:
 
 
 def _settle_now(captures: weakref.ref[Captures], _: Any) -> None:
-    """End the captures that are over when a stream goes, possibly inside garbage collection."""
+    """Settle captures at a stream's end, possibly during a garbage collection."""
     if (one := captures()) is not None:
         one.settle(wait=False)
 
 
 def _watched() -> Iterator[tuple[Any, str, str, bool]]:
-    """Yield the class or module, names of begin and end, and true if the object owns the stream."""
-    import cupy.cuda.runtime as public  # copies the names of the other module at the first import
+    """Yield (class or module, names of begin and end, true if the object owns the stream)."""
+    import cupy.cuda.runtime as public  # copies the other module's names on import
     from cupy.cuda import ExternalStream, Stream
     from cupy_backends.cuda.api import runtime
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mempool.reporting.report import Report
 
 
-#: Pool whose memory to use, or a function that finds the pool at a device's first array.
+#: Pool to share, or a function that returns the pool at a device's first array.
 Share = Pool | Callable[[], Pool | None] | None
 
 
@@ -32,8 +32,8 @@ class DevicePool(Pool):
     """Pool of one device."""
 
     framework = "cupy"
-    #: Streams share no memory: programs may make another stream wait for a use after the free, before their
-    #: next allocation.
+    #: Streams share no memory: a program may wait for another stream's use after the free, if before its next
+    #: allocation.
     wait_bytes = NEVER
 
 
@@ -42,7 +42,7 @@ class Devices:
 
     Attributes:
         settings: settings of each pool.
-        name: name of the first device's pool; other names append the device's index.
+        name: name of the first device's pool; the other names end with the device's index.
     """
 
     def __init__(self, platform: Platform, name: str, options: dict[str, Any], share: Share) -> None:
@@ -51,7 +51,7 @@ class Devices:
         self._share = share
         if not (share is None or isinstance(share, Pool) or callable(share)):
             raise UsageError(f"share is {share!r}, not a pool")
-        if isinstance(share, Pool):  # checks now, not at the first array
+        if isinstance(share, Pool):  # check now instead of at the first array
             if not isinstance(share.device, _core.CudaDevice):
                 raise UsageError(f"{share!r} is no pool of a CUDA device")
             price = self.settings.wait_bytes
@@ -61,7 +61,7 @@ class Devices:
         self._platform, self._options = platform, options
         self._pools: dict[int, DevicePool] = {}
         self._lock = threading.RLock()
-        self._scopes: list[tuple[contextlib.ExitStack, str]] = []  # contexts that new pools enter too
+        self._scopes: list[tuple[contextlib.ExitStack, str]] = []  # contexts that new pools must enter
         self._closed = self._left_open = False
 
     def pool(self, index: int) -> DevicePool:
@@ -82,8 +82,8 @@ class Devices:
             return dict(sorted(self._pools.items()))
 
     def _shared(self, index: int) -> Pool | None:
-        """Return the pool whose memory this device's pool uses, if open and on this device; else None."""
-        found = callable(self._share)  # found by a function, which does not know the pool's device either
+        """Return the open pool to share on this device, or None."""
+        found = callable(self._share)  # the function may return another device's pool
         share = self._share() if callable(self._share) else self._share
         if share is None:
             return None
@@ -162,7 +162,7 @@ class Devices:
 
     @property
     def state(self) -> str:
-        """State as of `Pool.state`: of the first used device, before that "off", "recording" or "closed"."""
+        """State as of `Pool.state` of the first used device; before, "off", "recording" or "closed"."""
         for pool in self.pools.values():
             return pool.state
         return "closed" if self._closed else "off" if self.settings.mode == "off" else "recording"
@@ -178,11 +178,11 @@ class Devices:
         return sum(pool.plans for pool in self.pools.values())
 
     def report(self) -> Report:
-        """Return counts and sizes: of the used device, or of each under ``devices`` if there are several."""
+        """Return counts and sizes of the used device; of several devices, under ``devices``."""
         return of_devices(self.name, {index: pool.report() for index, pool in self.pools.items()})
 
     def metrics(self) -> dict[str, int | float | str]:
-        """Return numbers for a logger as of `Pool.metrics`: those of all devices together."""
+        """Return numbers for a logger as of `Pool.metrics`, combined over all devices."""
         return joint_metrics([pool.metrics() for pool in self.pools.values()], self.state)
 
     def explain(self) -> str:
@@ -193,9 +193,9 @@ class Devices:
         return "\n".join(f"device {index}: {pool.explain()}" for index, pool in pools.items())
 
     def save(self, path: str | Path) -> None:
-        """Write the plans: the first device's under this name, others with ``.deviceN`` before the suffix.
+        """Write the plans: the first device's to ``path``, the others with ``.deviceN`` before the suffix.
 
-        Given as ``plan=path`` in a later process, each is replayed from the first iteration.
+        With ``plan=path``, a later process replays each plan from the first iteration.
 
         Raises:
             UsageError: there is no plan yet.
@@ -209,11 +209,11 @@ class Devices:
     # --- planning and the end
 
     def plan_now(self) -> bool:
-        """Look at the recordings in the calling thread; return true if one gave a plan."""
+        """Search the recordings in the calling thread; return true if a plan was installed."""
         return any(tuple(pool.plan_now() for pool in self.pools.values()))
 
     def wait(self, seconds: float = 10.0) -> bool:
-        """Wait until each used device has a plan; return false if one has none after ``seconds``."""
+        """Wait at most ``seconds`` until each used device has a plan; return true if all have one."""
         pools = self.pools
         return bool(pools) and all(tuple(pool.wait(seconds) for pool in pools.values()))
 
@@ -227,9 +227,9 @@ class Devices:
         return all(tuple(pool.release() for pool in self.pools.values()))
 
     def close_pools(self) -> None:
-        """Stop planning; later requests are served without plans, on new devices too."""
+        """Stop planning; later requests, also on new devices, are served without plans."""
         self._closed = True
-        # a pool that cannot write its trace does not prevent the others from writing theirs
+        # after an error, the other pools still write their traces
         with contextlib.ExitStack() as each:
             for pool in self.pools.values():
                 each.callback(pool.close)
@@ -241,13 +241,13 @@ class Devices:
             pool.renew_locks()
 
     def leave_open_at_exit(self) -> None:
-        """Do not close at the exit of Python; the caller closes the pools later."""
+        """Leave the pools open at the exit of Python; the caller closes them later."""
         self._left_open = True
         for pool in self.pools.values():
             pool.leave_open_at_exit()
 
 
 def of_device(path: str, index: int) -> str:
-    """Return the name of another device's file beside the first one's."""
+    """Return the file name of another device's plan."""
     name = Path(path)
     return str(name.with_name(f"{name.stem}.device{index}{name.suffix}"))

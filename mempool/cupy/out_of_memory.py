@@ -1,4 +1,4 @@
-"""CuPy's out of memory error with the pool's numbers. Imports CuPy."""
+"""Subclass of CuPy's out-of-memory error with the pool's numbers; imports CuPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mempool import errors
 
 
 class OutOfMemoryError(errors.OutOfMemoryError, memory.OutOfMemoryError):  # type: ignore[misc]
-    """The pool's error as a subclass of CuPy's own."""
+    """The pool's error as a subclass of CuPy's error."""
 
     def __init__(self, numbers: dict[str, int]) -> None:
         plain = errors.OutOfMemoryError(numbers)

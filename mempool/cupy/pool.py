@@ -178,7 +178,7 @@ class CupyPool(Devices, Statistics):
         self.close_pools()
 
     def __dir__(self) -> list[str]:
-        names = (*Pool.shown, *vars(Statistics), "malloc", "pools")
+        names = (*Pool.public_names, *vars(Statistics), "malloc", "pools")
         return [name for name in names if name[0] != "_" and hasattr(self, name)]
 
     def __enter__(self) -> Self:

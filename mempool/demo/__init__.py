@@ -1,1 +1,1 @@
-"""The demonstration: a small but real network, trained with the default allocator and with the pool."""
+"""The demonstration: a small network, trained with the default allocator and with the pool."""

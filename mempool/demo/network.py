@@ -50,13 +50,13 @@ class Network:
         return loss
 
     def forward(self, images: Any, labels: Any) -> tuple[list[Any], float, Any]:
-        """Return the input of each layer, the loss, and the loss's gradient by the last layer's output."""
+        """Return the input of each layer, the loss, and the loss's gradient for the last layer's output."""
         xp = self.xp
         layers = [images]
         for at in range(0, len(self.parameters), 2):
             output = layers[-1] @ self.parameters[at] + self.parameters[at + 1]
             layers.append(xp.maximum(output, 0))
-        # `output` is the last one before its rectifier: the logits.
+        # `output` has the logits, without a rectifier.
         shifted = output - output.max(axis=1, keepdims=True)
         exponent = xp.exp(shifted)
         total = exponent.sum(axis=1, keepdims=True)
@@ -82,7 +82,7 @@ class Network:
             self.mean = [xp.zeros_like(values) for values in self.parameters]
             self.square = [xp.zeros_like(values) for values in self.parameters]
         self.steps += 1
-        # Python's floats leave float32 arrays as they are.
+        # Python's floats keep arrays float32.
         bias1, bias2 = 1 - _BETA1**self.steps, 1 - _BETA2**self.steps
         for at, gradient in enumerate(gradients):
             self.mean[at] *= _BETA1
@@ -108,7 +108,7 @@ class Data:
 
 
 def warm_up(xp: Any) -> None:
-    """Load and touch as baseline all that training will, without moving malloc's thresholds."""
+    """Load and touch all memory of training as a baseline, without changing malloc's thresholds."""
     small, data = Network(xp, layers=(LAYERS[0], 16, LAYERS[-1])), Data(xp)
     for _ in range(3):
         small.step(*data.batch())

@@ -1,4 +1,4 @@
-"""Training under two allocators, in separate processes that take turns."""
+"""Training under two allocators, in separate alternating processes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from solvers import Plan
     from traces import Buffers
 
-#: Steps of a turn, number of turns, and untimed first turns, in which the pool records and plans.
+#: Steps of a turn, number of turns, and number of untimed first turns, in which the pool records and plans.
 STEPS, TURNS, WARM_UP = 10, 14, 4
-#: -P: ignore the current folder, which may be the clone, whose packages lack the native modules.
+#: -P: ignore the current folder, which may be a source tree without native modules.
 WORKER = ("-P", "-m", "mempool.demo.worker")
 _ONE_THREAD = dict.fromkeys(
     ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
@@ -50,7 +50,7 @@ class Side:
     end: dict[str, Any] = field(default_factory=dict)
 
     def same_results(self, other: Side) -> bool:
-        """Return true if all losses and the final parameters are identical to the bit."""
+        """Return true if all losses and the final parameters are bit-identical."""
         return self.losses == other.losses and self.end["parameters"] == other.end["parameters"]
 
 
@@ -66,12 +66,12 @@ class Race:
 
     @property
     def repeatable(self) -> bool:
-        """Return true if the default allocator repeats its own results; else `identical` says nothing."""
+        """Return true if both runs of the default allocator agree; otherwise `identical` is meaningless."""
         return self.default.same_results(self.again)
 
     @property
     def identical(self) -> bool:
-        """Return true if the pool changes no result, to the bit."""
+        """Return true if the pool's results are bit-identical to the default allocator's."""
         return self.repeatable and self.default.same_results(self.pool)
 
     def answer(self) -> dict[str, Any]:
@@ -115,13 +115,13 @@ class Race:
 
 
 def race(framework: str, *, marks: bool, steps: int, turns: int, show: Callable[[str], None]) -> Race:
-    """Train under the default allocator in two processes and under the pool in a third, in turns.
+    """Train in three alternating processes: two with the default allocator, one with the pool.
 
     Args:
         framework: a key of `mempool.demo.worker.FRAMEWORKS`.
         marks: mark the iterations for the pool, instead of letting the pool detect them.
         steps: iterations of a turn.
-        turns: turns of each process, more than `WARM_UP`.
+        turns: number of turns of each process, more than `WARM_UP`.
         show: called with the progress.
 
     Raises:

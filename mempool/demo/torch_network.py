@@ -13,7 +13,7 @@ TITLE = f"a network of {len(WIDTHS)} convolutions with AdamW, batch {BATCH}"
 
 
 class Network:
-    """Convolutions with batch normalisation, halved twice, and a linear layer."""
+    """Convolutions with batch normalisation and two halvings of the resolution, and a linear layer."""
 
     def __init__(self, seed: int = 0, widths: tuple[int, ...] = WIDTHS) -> None:
         torch.manual_seed(seed)
@@ -57,7 +57,7 @@ class Data:
 
 
 def warm_up() -> None:
-    """Load and touch all that training will, as baseline."""
+    """Load and touch all memory of training as a baseline."""
     small, data = Network(widths=(4, 4)), Data()
     for _ in range(3):
         small.step(*data.batch())

@@ -1,4 +1,4 @@
-"""Worker process of the demonstration: trains with one allocator, some steps at a time, as told on stdin.
+"""Worker process of the demonstration: trains with one allocator, controlled by lines on stdin.
 
 Lines in: ``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mempool import Pool
     from mempool.cupy import CupyPool
 
-#: Framework -> (module of the network, array module, adapter).
+#: (module of the network, array module, adapter) by framework.
 FRAMEWORKS = {
     "numpy": ("mempool.demo.network", "numpy", "mempool.numpy"),
     "cupy": ("mempool.demo.network", "cupy", "mempool.cupy"),
@@ -45,7 +45,7 @@ class Worker:
     """A network in training, under one allocator."""
 
     def __init__(self, framework: str, allocator: str, plan: str | None) -> None:
-        """Import everything that either allocator needs, take the baseline, then begin.
+        """Import all modules of both allocators, measure the baseline, then start.
 
         Args:
             framework: a key of `FRAMEWORKS`.
@@ -55,7 +55,7 @@ class Worker:
         network, arrays, adapter = FRAMEWORKS[framework]
         training, pools = importlib.import_module(network), importlib.import_module(adapter)
         with_arrays = () if arrays is None else (importlib.import_module(arrays),)
-        # The planner's imports, so that they count as baseline in every process.
+        # The planner's imports count as baseline in every process.
         for name in (
             "mempool.planning.planned_pattern",
             "mempool.reporting.report",
@@ -72,12 +72,12 @@ class Worker:
         self.data, self.network = training.Data(*with_arrays), training.Network(*with_arrays)
 
     def gpu_bytes(self) -> int:
-        """Return the bytes that the allocator holds of the GPU; 0 without a GPU."""
+        """Return the allocator's reserved bytes on the GPU; 0 without a GPU."""
         pool = importlib.import_module("cupy").get_default_memory_pool() if self.on_gpu else None
         return 0 if pool is None else int(pool.total_bytes())
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Train; return losses as hexadecimal floats, which lose no bit, with seconds and page faults."""
+        """Train; return losses as exact hexadecimal floats, with seconds and page faults."""
         losses, seconds, faults = [], [], []
         for _ in range(count):
             begun, before = time.perf_counter(), page_faults()
@@ -89,7 +89,7 @@ class Worker:
 
     def end(self) -> dict[str, Any]:
         """Return peak memory, a hash of the parameters and the pool's report; save the pool's plan."""
-        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the lines below take memory
+        resident = max(resident_bytes("VmHWM") - self.baseline_bytes, 0)  # before the next lines allocate
         parameters = hashlib.sha256(b"".join(values.tobytes() for values in self.network.parameters))
         said = {"parameters": parameters.hexdigest(), "resident_bytes": resident, "report": None}
         said["gpu_bytes"] = self.gpu_bytes()

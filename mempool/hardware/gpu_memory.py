@@ -1,14 +1,13 @@
 """GPUs by name: usable memory, compute capability and multiprocessors, from `gpus.csv`.
 
-A program gets less than the advertised memory: the driver keeps some 2 %, and error correction (ECC), if
+Usable memory is less than the advertised memory: the driver keeps some 2 %, and error correction (ECC), if
 enabled, another 6 %. The figures are from programs' output in public logs up to 2026: mainly `total_memory`
 of PyTorch's device properties, directly or in the first line of Ultralytics' YOLO ("CUDA:0 (NVIDIA GeForce
 RTX 4090, 24081MiB)"), and PyTorch's out of memory errors ("total capacity of 14.56 GiB", a T4). "Another
 program" in the notes is hashcat, llama.cpp, rocminfo, or nvidia-smi for the free memory of an idle card.
-Drivers differ by up to 1.5 %; the table has the smallest figure reported by a Linux driver. Windows reports
-the advertised memory, and lends it to other programs. A card without any such line has the smallest figure of
-a card of the same memory and generation ("of a similar card"). Multiprocessors are those of NVIDIA's data
-sheets.
+Drivers differ by up to 1.5 %; the table has the smallest figure of a Linux driver. Windows reports the
+advertised memory, and shares it with other programs. A card without a known figure has the smallest figure of
+a card of the same memory and generation ("of a similar card"). Multiprocessors are from NVIDIA's data sheets.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class Card:
     Attributes:
         name: the maker's name, without "NVIDIA" and "GeForce", with the size if there are several.
         memory_bytes: total memory as CUDA reports it, which is less than the advertised size.
-        capability: compute capability, by which PyTorch chooses kernels.
-        processors: number of streaming multiprocessors, which sizes some kernels' scratch memory.
-        caveat: a line about effects that are not modelled; "" for none.
+        capability: compute capability, which determines PyTorch's kernels.
+        processors: number of streaming multiprocessors, which determines some kernels' workspaces.
+        caveat: a line about effects that are not modelled; "" without one.
     """
 
     name: str
@@ -56,14 +55,15 @@ CARDS = tuple(
     )
     for name, row in GPUS.items()
 )
-#: Bytes of the kernels of PyTorch, cuBLAS and cuDNN that a training loads when first used.
+#: Bytes of the kernels of PyTorch, cuBLAS and cuDNN that a training loads on first use.
 KERNEL_BYTES = 96 << 20
-#: Words beside the name that are ignored.
+#: Ignored words of a name.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|blackwell|workstation|server|generation|edition|hbm\d?e?|pcie|sxm\d?"
     r"|\bac\b|\bgpu\b|amd|instinct|superchip"
 )
-#: A size after a name. For a card of one size, the advertised size is accepted, which is up to 10 % larger.
+#: Pattern of a size after a name. For a card of one size, the advertised size is accepted, which is up to 10
+#: % larger.
 _SIZE = re.compile(r"^(.*?)[\s-]*\b(\d+)\s*gi?b\b", re.IGNORECASE)
 
 

@@ -1,8 +1,8 @@
-"""Peak rates of GPUs by name, and their links to the host, from `gpus.csv`: times are estimated by them.
+"""Peak rates of GPUs by name, and their links to the host, from `gpus.csv`, for estimates of times.
 
-Sources: the makers' data sheets and white papers of the architectures, at boost clock; for cards with several
-forms the fastest, for laptops at the highest power. GeForce sums in 32 bits at half the rate of sums in 16.
-Links with 8 lanes have the generation before, whose 16 lanes are as fast.
+Sources: the makers' data sheets and white papers of the architectures, at boost clock; the fastest of several
+forms of a card, and laptops at the highest power. GeForce cards sum in 32 bits at half the rate of 16 bits. A
+link of 8 lanes is given as 16 lanes of the previous generation, which are as fast.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Rates:
         name: name of the card.
         bandwidth: memory bandwidth, in bytes per second.
         single: float32 operations per second.
-        convolutions: float32 operations per second in convolutions and recurrent layers, which PyTorch lets
-            round to TF32 where the card can.
+        convolutions: float32 operations per second in convolutions and recurrent layers, for which PyTorch
+            permits TF32 if the card supports it.
         half: operations per second of 16-bit products, summed in 32 bits, without sparsity.
         link: link to the host, a name in `solvers.swap.PRESETS`.
     """
@@ -44,7 +44,7 @@ class Rates:
         )
 
 
-#: Least compute capability at which float32 may be rounded to TF32, at half the rate of 16 bits.
+#: Least compute capability with TF32, which has half the rate of 16 bits.
 _TF32 = (8, 0)
 
 

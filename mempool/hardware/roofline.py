@@ -1,4 +1,4 @@
-"""Lower bound of an operation's time: the longer of computing products and moving bytes.
+"""Roofline lower bound of an operation's time: the longer of arithmetic and memory time.
 
 The roofline model (Williams, Waterman, Patterson: "Roofline", CACM 52(4), 2009).
 """
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from mempool.hardware.gpu_throughput import Rates
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Parts of names of operations that may round float32 to TF32 by default.
+#: Parts of the names of operations that use TF32 by default.
 _ROUNDING = ("conv", "rnn", "lstm", "gru")
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A clock of `mempool.recording.torch.AccessRecorder` for a device that has never run the operations."""
+    """A clock of `mempool.recording.torch.AccessRecorder` that models operations on a device."""
 
     rates: Rates
 
@@ -43,7 +43,7 @@ class Roofline:
         return round(1e9 * seconds)
 
     def _products(self, func: Any, args: Any, kwargs: Any, result: Any) -> float:
-        """Return the seconds for the floating-point operations that PyTorch counts (matrix products etc.)."""
+        """Return the seconds of the floating-point operations that PyTorch counts (matrix products etc.)."""
         counts = flop_registry.get(func.overloadpacket)
         if counts is None:
             return 0.0

@@ -28,7 +28,7 @@ class JointPlanning:
     def __init__(self) -> None:
         """Start without joint plans."""
         self._plans: list[PlannedPattern] = []
-        #: Variants of the joint plans in effect, by key; later attempts may have used others.
+        #: Variants of the joint plans in effect, by key; later failed attempts may have had other variants.
         self._variants: dict[bytes, IterationVariant] = {}
         self._backoff = ExponentialBackoff()
         self._allocations = self._occupied = 0  # counters at the last plan
@@ -56,11 +56,14 @@ class JointPlanning:
             self._lifetimes.supersede(key, former)
 
     def plan_installed(self, allocations: int, occupied: int) -> None:
-        """Note a new plan; ``occupied``: total number of allocations whose planned place was in use."""
+        """Record a new plan; ``occupied``: total number of allocations whose planned slot was occupied."""
         self._allocations, self._occupied = allocations, occupied
 
     def has_collisions(self, allocations: int, occupied: int) -> bool:
-        """Return true if collisions since the last plan justify joint planning, or a joint plan has any."""
+        """Return true if collisions since the last plan justify joint planning.
+
+        With joint plans, if any occurred.
+        """
         collisions, passed = occupied - self._occupied, allocations - self._allocations
         return collisions >= (
             1 if self._plans else max(OPTIONS.joint_collisions, OPTIONS.joint_collision_share * passed)
@@ -72,7 +75,7 @@ class JointPlanning:
         return [planned for planned in may if planned.key in self._recent_keys or self.includes(planned)]
 
     def is_due(self, known: Sequence[PlannedPattern], patterns: Sequence[Pattern], iteration: int) -> bool:
-        """Return true if these variants need a joint plan: one is new, or a buffer outlives the plan."""
+        """Return true if these variants need a joint plan: one is new, or a buffer outlives the old plan."""
         self._lifetimes.note(patterns, known)
         self._recent_keys = {pattern.key for pattern in patterns}
         joined = self.candidates(known)
@@ -83,7 +86,7 @@ class JointPlanning:
         if not self._backoff.is_allowed(iteration):
             return False
         incomplete = bool(self._plans) and not all(map(self.includes, joined))
-        return incomplete or self._lifetimes.outgrew(joined)
+        return incomplete or self._lifetimes.is_outdated(joined)
 
     def make(
         self,
@@ -103,7 +106,7 @@ class JointPlanning:
         made = None if variants is None else make_plans(known, variants)
         if variants is None or made is None:
             return None
-        self._lifetimes.are_planned(known, variants)  # noted even if the plans turn out useless
+        self._lifetimes.set_planned(known, variants)  # recorded even if the plans are not adopted
         return made
 
     def is_worth_it(self, made: Sequence[PlannedPattern], known: Sequence[PlannedPattern]) -> bool:
@@ -114,7 +117,7 @@ class JointPlanning:
         )
 
     def adopt(self, made: Sequence[PlannedPattern]) -> None:
-        """Note that the latest joint plans are in effect."""
+        """Record that the latest joint plans are in effect."""
         self._plans = list(made)
         self._variants = self._lifetimes.planned()
 
@@ -122,7 +125,7 @@ class JointPlanning:
         """Return the variant of each jointly planned element of `known`, by index."""
         numbers = {planned.key: number for number, planned in enumerate(known) if self.includes(planned)}
         columns = [column for column, key in enumerate(self._variants) if key in numbers]
-        if len(columns) < 2:  # the other variants are no longer known
+        if len(columns) < 2:  # the other variants were dropped
             return {}
         return {
             numbers[key]: dataclasses.replace(variant, reach=variant.reach[:, columns])
@@ -131,10 +134,10 @@ class JointPlanning:
         }
 
     def load(self, known: Sequence[PlannedPattern], variants: Mapping[int, IterationVariant]) -> None:
-        """Adopt plans from a file; `variants` has those that were made jointly."""
+        """Adopt plans from a file; `variants`: the jointly planned variants."""
         if variants:
             plans = [known[number] for number in variants]
-            self._lifetimes.take_up(plans, list(variants.values()))
+            self._lifetimes.adopt(plans, list(variants.values()))
             self.adopt(plans)
 
 
@@ -143,8 +146,8 @@ def plan_jointly(
 ) -> SavedPlans | None:
     """Plan variants jointly, so that each may follow any other, from separately made plans.
 
-        made: plans of all variants of a finished recording, with one alignment.
-        wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        made: plans of all variants of a finished recording, with one alignment. wait_bytes: bytes that a plan
+            must save for each wait of one stream for another.
         interrupt: polled now and then; true stops the work.
 
     Returns:

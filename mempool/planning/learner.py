@@ -1,8 +1,8 @@
 """Learner: finds recurring patterns in a client's recording and selects those worth a plan.
 
-The learner knows when a look at the recording may show something new. `mempool.planning.planner_thread`
-decides when the learner may run and at which cost; `mempool.planning.plan_builder` makes plans;
-`mempool.planning.replanner` makes plans again.
+The learner decides when the recording may contain new patterns. `mempool.planning.planner_thread` limits when
+the learner runs and its cost; `mempool.planning.plan_builder` makes plans; `mempool.planning.replanner`
+replaces plans.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Learner:
     Attributes:
         registry: plans of the client.
         builder: builder of plans.
-        replanner: replanner for plans that have to be made again.
-        withdrawn: why the last plan that did not pay was withdrawn; empty if none was.
+        replanner: replaces plans that are blocked or too large.
+        withdrawal_reason: reason why the last unprofitable plan was withdrawn; empty without one.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class Learner:
         self._interrupt = interrupt
         self.builder, self.registry = builder, builder.registry
         self.replanner = Replanner(client, builder)
-        self.withdrawn = ""
+        self.withdrawal_reason = ""
         self._dropped = 0
         self._misses_seen = -1
-        self._iteration_over_at = NEVER  # iteration by which the one with the latest misses has ended
-        # backoff of enlarging an upper-bound pattern, by the pattern's length
+        self._iteration_over_at = NEVER  # number of the iteration after the latest misses
+        # backoff of enlarging an upper-bound pattern, by length of the pattern
         self._enlarge_backoff: dict[int, ExponentialBackoff] = {}
         self._recorded_at = 0  # iteration in which recording began
-        self._marked = False  # true if a mark had been seen at an earlier look
+        self._marked = False  # true if an earlier look found a mark
         self._unmarked_until = 0  # number of allocations before which a mark is expected
-        self._paid_at_iteration = 0  # the latest iteration in which the plans were seen to pay
-        self._timed_plans = 0  # plans made when iterations with and without them were compared last
+        self._paid_at_iteration = 0  # latest iteration in which the plans were profitable
+        self._timed_plans = 0  # number of plans at the last comparison of iteration times
 
     def require_step_marks(self, until: int) -> None:
-        """Expect a mark within `until` allocations; a repetition before it is a part of an iteration."""
+        """Expect a mark before allocation number `until`; earlier repetitions are parts of an iteration."""
         self._unmarked_until = max(self._unmarked_until, until)
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording, and to replay loaded plans."""
+        """Start recording, and start replaying loaded plans."""
         if loaded is not None:
             self.builder.load(loaded)
-            self._misses_seen = self._misses()  # nothing to learn while the program follows the loaded plans
+            self._misses_seen = self._misses()  # a program that follows its loaded plans needs no learning
         self._record()
 
-    def saved(self) -> SavedPlans | None:
+    def saved_plans(self) -> SavedPlans | None:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
         from mempool.planning.plan_files import SavedPlans
 
@@ -112,7 +112,7 @@ class Learner:
         )
 
     def may_learn(self) -> bool:
-        """Return true if the recording may hold anything new; end recording once the program has settled."""
+        """Return true if the recording may contain a new pattern; stop recording in steady state."""
         state = self._client.state()
         if not state["recording"]:
             self.resume_if_changed()
@@ -134,10 +134,10 @@ class Learner:
         return True
 
     def learn(self) -> bool:
-        """Search the recording for patterns; return true if that gave a plan."""
+        """Search the recording for patterns; return true if a plan was installed."""
         state = self._client.state()
         missed, self._misses_seen = self._misses_seen, self._misses()
-        # One iteration is enough to enlarge an upper-bound pattern, but it has to be complete.
+        # One complete iteration is enough to enlarge an upper-bound pattern.
         grew = missed < self._misses_seen and self.registry.has_envelopes()
         self._iteration_over_at = state["iterations"] + 1 if grew else NEVER
         self._drop_unmarked_plans(state)
@@ -148,7 +148,7 @@ class Learner:
             if self._miss_rate() == 0:
                 self._settle()
                 return False
-        if (fresh := self._fresh(patterns, state)) is not None:
+        if (fresh := self._first_unplanned(patterns, state)) is not None:
             return self._plan(fresh, counts)
         if self._is_joint_planning_due(patterns, state) and self.builder.plan_jointly():
             return True
@@ -159,14 +159,14 @@ class Learner:
         return False
 
     def _drop_unmarked_plans(self, state: dict[str, Any]) -> None:
-        """Drop plans found without marks at the first mark: parts of iterations, or several in a row."""
+        """Drop, at the first mark, the plans found without marks: for parts or for runs of iterations."""
         if state["marked"] and not self._marked:
             self._marked = True
             if self.registry.are_detected():
                 self.builder.forget()
 
-    def _fresh(self, patterns: list[Pattern], state: dict[str, Any]) -> Pattern | None:
-        """Return the first pattern worth planning; None if MOST_KNOWN variants keep recurring already."""
+    def _first_unplanned(self, patterns: list[Pattern], state: dict[str, Any]) -> Pattern | None:
+        """Return the first pattern worth planning; None if MOST_KNOWN variants with plans recur already."""
         come = sum(any(known.same_sequence(pattern) for pattern in patterns) for known in self.registry)
         if state["marked"] and come >= MOST_KNOWN:
             return None
@@ -177,13 +177,13 @@ class Learner:
         # An iteration larger than all before enlarges an envelope, and may come at any time.
         grows = state["replaying"] and self.registry.has_envelopes()
         if state["events_dropped"] > self._dropped and not grows:
-            # The ring has wrapped and shows nothing new: stop paying for recording, and try again much later.
+            # The ring has wrapped without a new pattern: stop recording, and try again much later.
             self._dropped = state["events_dropped"]
             if not self.registry and self._client.grow_recording():
                 return
             self._client.advance_recording("fruitless")
         elif patterns:
-            # A new pattern shows only after a good part of the recorded length, not in the next few events.
+            # A new pattern takes a good part of the recorded length, not a few events.
             kept = state["events_kept"]
             known = state["replaying"] and not patterns[0].unresolved
             self._client.check_again_after(
@@ -191,11 +191,11 @@ class Learner:
             )
 
     def _settle(self) -> None:
-        """Stop recording, since all requests follow the plan; resume only if the plan may be improved."""
+        """Stop recording, since all requests follow the plan; restart only if the plan may be improved."""
         self._client.advance_recording("improvable" if self.replanner.may_improve() else "settled")
 
     def pause_after_failure(self) -> None:
-        """End recording for a long pause after a failure that may be temporary."""
+        """Pause recording for long, after a failure that may be temporary."""
         self._client.advance_recording("failed")
 
     def _misses(self) -> int:
@@ -203,11 +203,11 @@ class Learner:
         return self._client.misses()
 
     def _miss_rate(self) -> float:
-        """Return the share of misses since recording last began or ended, or since the latest plan."""
+        """Return the share of misses since the last start or end of recording, or since the latest plan."""
         return float(self._client.state()["miss_rate"])
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
-        """Return the recurring patterns, and the number of allocations of each sequence until then."""
+        """Return the recurring patterns, and the present number of allocations of each sequence."""
         from mempool.planning import variants
         from mempool.recording.events import find_recurring
 
@@ -229,15 +229,18 @@ class Learner:
         return variants.widen_envelopes(patterns, self.registry), counts
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
-        """Return the known pattern with this one's longer lifetimes; None if unknown or not longer."""
+        """Return the known pattern extended by longer lifetimes of `pattern`.
+
+        None if unknown or not longer.
+        """
         known = next((known for known in self.registry if known.same_sequence(pattern)), None)
         if known is None or self.builder.joint.includes(known) or self._is_young(pattern):
             return None  # lifetimes of jointly planned variants depend on the followers
         longer = self.builder.metadata.extension_backoff(known.key)
-        if not known.outlived_by(pattern) or not longer.is_allowed(state["iterations"]):
+        if not known.underestimates_lifetimes_of(pattern) or not longer.is_allowed(state["iterations"]):
             return None
         longer.record_attempt(state["iterations"])
-        return known.extended(pattern)
+        return known.extend_lifetimes(pattern)
 
     def _is_worth_planning(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Return true if this pattern, which has no plan yet, deserves one."""
@@ -247,11 +250,11 @@ class Learner:
             return False
         if pattern.least is not None:
             return self._is_worth_enveloping(pattern, state)
-        cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # the known plan is of no use
+        cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # no arena for the known plan
         spoilt = state["miss_score"] >= _core.CHANGED_SCORE or cannot_be_had
         astray = state["miss_rate"] > OPTIONS.astray_rate
         for known in self.registry:
-            if not spoilt and known.rotates_to(pattern):
+            if not spoilt and known.is_rotation_of(pattern):
                 return False
             if known.is_close_to(pattern) and not self._deserves_its_own(pattern, known, state, helps=spoilt):
                 return False
@@ -262,8 +265,8 @@ class Learner:
     def _is_worth_enveloping(self, pattern: Pattern, state: dict[str, Any]) -> bool:
         """Return true if this upper-bound pattern deserves a plan.
 
-        An upper-bound pattern gets no plan while the plans of its variants are followed, and an enlarged one
-        only as often as the backoff allows.
+        An upper-bound pattern gets no plan while the plans of its variants are followed. An enlarged
+        upper-bound pattern gets a plan only as often as the backoff permits.
         """
         alike = [known for known in self.registry if known.same_order(pattern)]
         of_kinds = any(known.pattern.least is None for known in alike)
@@ -284,16 +287,15 @@ class Learner:
         self, pattern: Pattern, known: PlannedPattern, state: dict[str, Any], *, helps: bool
     ) -> bool:
         """Return true if this pattern deserves a separate plan although a similar pattern has one."""
-        # The pattern has to recur often enough: a pattern of equal length is a variant that differs in one
-        # size, as data-dependent sizes do; patterns of several lengths come from sequences of several
-        # lengths, such as sentences.
+        # The pattern must recur often enough. A similar pattern of equal length differs by a data-dependent
+        # size; similar patterns of several lengths come from inputs of several lengths, such as sentences.
         marked = bool(state["marked"])
         one_length = not marked or len(pattern.buffers) == len(known.buffers)
         share = OPTIONS.rare_variant if one_length else 1 / MOST_KNOWN
         return pattern.iterations >= share * pattern.iterations_seen and (helps or marked)
 
     def _is_young(self, pattern: Pattern) -> bool:
-        """Return true if frees of buffers that outlive their iteration may still be unrecorded."""
+        """Return true if buffers that outlive their iteration may have unrecorded frees."""
         return pattern.unresolved > 0 and pattern.iterations < OPTIONS.patient_iterations
 
     def _settled_patterns(self, patterns: list[Pattern]) -> list[Pattern]:
@@ -301,7 +303,7 @@ class Learner:
         return [pattern for pattern in patterns if not self._is_young(pattern)]
 
     def _is_completed(self, known: PlannedPattern, state: dict[str, Any]) -> bool:
-        """Return true if an iteration has ended, or too little is recorded for two lengths of this plan."""
+        """Return true if an iteration has ended, or the recording is shorter than two such iterations."""
         passed = state["allocations"] - state["recording_began"]
         return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
 
@@ -319,18 +321,18 @@ class Learner:
         return True
 
     def _is_joint_planning_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
-        """Return true if buffers that one variant leaves alive block the plans of other variants."""
+        """Return true if buffers that a variant leaves alive block plans of other variants."""
         builder, together = self.builder, self.builder.joint
         if not state["replaying"] or not together.has_collisions(
             builder.allocations(), builder.neighbors.slot_collisions()
         ):
             return False
         if builder.neighbors.shares_memory() and not together:
-            return False  # the buffers in the way may belong to other clients
+            return False  # the blocking buffers may belong to other clients
         return together.is_due(list(self.registry), self._settled_patterns(patterns), state["iterations"])
 
     def wake_conditions(self) -> dict[str, int]:
-        """Return the arguments of `Client.wait_for_work` that wake learner and replanner for work."""
+        """Return the arguments of `Client.wait_for_work`: the conditions that wake learner and replanner."""
         builder, layouts = self.builder, self.builder.neighbors.avoided_layouts
         return {
             "allocations": builder.allocations() + max(1, self.registry.allocations_until_verdict()),
@@ -339,21 +341,21 @@ class Learner:
         }
 
     def resume_if_changed(self) -> None:
-        """Record again if the pattern has changed for good or, without a plan, after a long pause."""
+        """Record again if the pattern has changed permanently or, without a plan, after a long pause."""
         if self._client.resume_recording():
             log.info("recording again")
             self.replanner.recording_begins()
             self._recorded_at = self._client.state()["iterations"]
 
     def drop_if_useless(self) -> None:
-        """Drop all plans if the program does not follow them, or if they do not pay."""
+        """Drop all plans if the program does not follow them, or if they are not profitable."""
         if self.registry.are_useless():
             log.info("nothing follows the plan")
             self.builder.forget()
             self._client.advance_recording("dropped")
         elif reason := self._reason_to_withdraw():
             log.warning("the plan is withdrawn: %s", reason)
-            self.withdrawn = reason
+            self.withdrawal_reason = reason
             self._client.note_decision("withdrawn")
             self.builder.forget()
             self.pause_after_failure()
@@ -362,12 +364,12 @@ class Learner:
         return bool(self._client.pool.stats()["budget_bytes"] <= sys.maxsize)
 
     def _reason_to_withdraw(self) -> str:
-        """Return why the plans of marked iterations do not pay; empty if they do, or if it is too early.
+        """Return why the plans of marked iterations are unprofitable; empty if profitable or if undecided.
 
-        Hits may be few until another variant is planned, or until plans avoid the buffers in their way. The
-        time of an iteration is judged once for each new plan, by the fastest iteration: noise of the machine,
-        which only makes iterations slower, does not withdraw a plan. Within a budget, nothing is judged: the
-        moves of an offloading decide about hits and time, and are others before the plan.
+        Hits may be few until another variant has a plan, or until plans avoid the buffers that block them.
+        The time of iterations is compared once for each new plan, by the fastest iteration, since noise of
+        the machine only makes iterations slower. Under a budget nothing is compared: hits and time depend on
+        the offloads, which differ before and after the plan.
         """
         state = self._client.state()
         now, since = state["iterations"], max(self.registry.installed_at_iteration, self._paid_at_iteration)

@@ -1,4 +1,4 @@
-"""Tunables of the planner: all numbers that a maintainer may want to change, with unit and reason."""
+"""Tunables of the planner, with unit and reason."""
 
 from __future__ import annotations
 
@@ -10,64 +10,63 @@ class PlannerOptions:
     """Tunables of planning in the background.
 
     Attributes:
-        allowance_seconds: processor time that looks and plans may cost at once; enough for a program that
+        allowance_seconds: processor seconds that looks and plans may use at once; enough for a program that
             repeats.
-        gpu_allowance_seconds: the same where the memory is a GPU's: fruitless looks before the first step of
-            a training use up a part, and a training lasts longer than a script. With 0.1 s, the first plan on
-            an H100 came after five seconds.
+        gpu_allowance_seconds: `allowance_seconds` for GPU memory. Looks before the first step of a training
+            use up a part, and a training lasts longer than a script. With 0.1 s, the first plan on an H100
+            came after five seconds.
         time_share: share of the elapsed time that is added to the allowance.
         max_debt_seconds: largest debt that one long solve leaves.
-        free_plans: number of plans that are free of charge while the program follows its plans: one for each
+        free_plans: number of plans without charge while the program follows its plans: one for each
             remembered variant, and as many joint plans.
-        first_free_plans: the same where known plans serve only a part: enough for a few variants. With all
-            free, plans of iterations with a random structure took 14 % of a program's processor time.
+        first_free_plans: `free_plans` while known plans serve only a part of the program: enough for a few
+            variants. Without this bound, plans of iterations of random structure took 14 % of a program's
+            processor time.
         paying_miss_rate: largest share of misses since the last plan at which known plans serve the program.
-        handover_seconds: seconds that the program loses whenever a thread beside the program waits for the
-            interpreter's lock. Measured with a test suite of statsmodels on two cores of a virtual machine,
-            where the planner's 8,000 waits took 0.6 s of the program's processor time.
-        turn_seconds: seconds between two checks for budget or for something to log.
-        retry_seconds: seconds until the planner works again after a failure; doubled by each one in a row.
-        max_retry_seconds: largest number of these seconds: a failing planner costs nothing then.
+        handover_seconds: seconds that the program loses each time another thread waits for the interpreter's
+            lock. Measured with a test suite of statsmodels on two cores of a virtual machine, where the
+            planner's 8,000 waits took 0.6 s of the program's processor time.
+        turn_seconds: seconds between two checks of the budget and of news to log.
+        retry_seconds: seconds until the planner works again after a failure; doubled by each successive
+            failure.
+        max_retry_seconds: largest such pause, with which a failing planner costs next to nothing.
         log_lines: most lines that ``explain`` logs at a time.
-        log_seconds: least seconds between two times of logging by ``explain``.
-        min_cache_bytes: least free memory kept beside an arena; an eighth of the arena if that is more.
+        log_seconds: least seconds between two logs by ``explain``.
+        min_cache_bytes: least free memory kept outside an arena; an eighth of the arena if larger.
         patient_iterations: marked iterations to wait for the frees of buffers that outlive their iteration.
-        min_new_events: least number of new events before another look at iterations that are known.
-        rare_variant: share of iterations below which a variant that differs in one size only is not worth a
-            plan.
-        astray_rate: largest miss rate at which a step still counts as part of a planned epoch; beyond it, the
-            resemblance is chance.
+        min_new_events: least number of new events before another look at known iterations.
+        rare_variant: share of iterations below which a variant that differs in only one size gets no plan.
+        astray_rate: largest miss rate at which a step still counts as part of a planned epoch; with more
+            misses, the resemblance is chance.
         max_enlarge_pause: longest pause, in iterations, before an outgrown upper-bound pattern is enlarged
             again.
-        max_unmarked: where marks are required, number of allocations without a mark after which none is
-            expected any longer.
+        max_unmarked: number of allocations without a required mark after which marks are no longer awaited.
         unmarked_events: events between two looks for the first mark.
-        max_slowdown: smallest ratio of the times of an iteration with and without the plans at which they
-            do not pay. Medians on a shared machine differ by less.
-        max_warm_up: longest warm-up to learn, in allocations; looking at a longer one repeatedly would cost
+        max_slowdown: ratio of the iteration times with and without plans from which plans are unprofitable.
+            Medians on a shared machine differ by less.
+        max_warm_up: longest warm-up to learn, in allocations; repeated looks at a longer warm-up would cost
             too much.
         max_strays: plans are useless after this many allocations off the plans and a hit rate below
             `min_hit_rate`.
         min_hit_rate: see `max_strays`.
-        min_allocations_to_judge: least number of allocations, besides two iterations, before a loaded plan is
-            judged as foreign.
-        saved_share: share of the most allocations served by any plan below which a plan is not saved.
+        min_allocations_to_judge: least number of allocations, in addition to two iterations, before a loaded
+            plan counts as foreign.
+        saved_share: least allocations of a saved plan, as a share of the allocations of the most used plan.
         pool_nodes: node budget of the pool's own solves; nodes are counted, not timed, so that all ranks of a
             job get the same plan.
         good: arena size relative to the lower bound up to which a plan is good.
         close_enough: arena size relative to the lower bound at which a solve stops early.
-        close_patterns: share of the longer pattern that a common beginning and end must have for two patterns
-            to be close.
-        smaller_factor: factor by which another plan must need less memory to replace a plan.
-        coverage_gain: increase in coverage of the peak that justifies another plan too.
+        close_patterns: least length of the common beginning and end of two close patterns, as a share of the
+            longer pattern.
+        smaller_factor: largest memory of a replacement, relative to the replaced plan.
+        coverage_gain: least increase in coverage of the peak that also justifies a replacement.
         min_coverage: coverage of the peak below which a plan may be improved later.
         low_water_saving: least saving, as a share of the arena, for taking the arena in the middle of an
             iteration.
         pinned_iterations: least lifetime, in iterations, of a buffer that plans avoid although it blocks no
             plan yet.
-        neighbor_collisions: requests that find another buffer in their place before plans are made around
-            other clients'.
-        max_avoided_ranges: largest number of ranges to avoid that is given to the solver.
+        neighbor_collisions: requests with an occupied slot before plans are made around other clients' plans.
+        max_avoided_ranges: largest number of avoided ranges in one packing problem.
         joint_collisions: least number of collisions with live buffers since the last plan that trigger joint
             planning; fewer may come from a single kept tensor.
         joint_collision_share: least share of allocations that collide for joint planning.
@@ -77,8 +76,8 @@ class PlannerOptions:
             beyond it, guesses are dropped.
         max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
             seconds.
-        joint_search_pieces: largest size, in pieces, at which all variants are also packed at once although
-            packing them one after the other succeeded.
+        joint_search_pieces: largest joint problem, in pieces, that is also packed at once after a successful
+            packing of one variant after the other.
     """
 
     allowance_seconds: float = 0.1

@@ -1,7 +1,7 @@
 """Plan builder: makes plans of recurring patterns and installs them in the core.
 
 `mempool.planning.learner` selects the patterns to plan; `mempool.planning.replanner` selects the plans to
-make again.
+replace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class PlanBuilder:
-    """Plans of one client, and the steps of making and installing them.
+    """Builder and installer of one client's plans.
 
     Attributes:
-        registry: plans in effect, or ready for the next iteration of their pattern.
+        registry: plans known to the core.
         metadata: possible improvements of each plan.
         joint: plans that were made jointly.
         neighbors: offsets of other clients' plans in the shared arena.
@@ -99,16 +99,18 @@ class PlanBuilder:
 
         Args:
             pattern: pattern of one iteration.
-            around: (begin, end) offsets of ranges that the plan avoids, besides those of other clients.
+            around: (begin, end) offsets of ranges that the plan avoids, in addition to other clients' ranges.
         """
         from mempool.planning.planned_pattern import make_plan
 
-        planned: PlannedPattern | None = self._made(
+        planned: PlannedPattern | None = self._interruptible(
             make_plan, self.registry.with_warm_up(pattern), around=around
         )
         return planned
 
-    def _made(self, make: Callable[..., Any], *arguments: object, around: Sequence[tuple[int, int]]) -> Any:
+    def _interruptible(
+        self, make: Callable[..., Any], *arguments: object, around: Sequence[tuple[int, int]]
+    ) -> Any:
         """Return the result of a planning function; None if interrupted."""
         made = make(
             *arguments,
@@ -158,8 +160,8 @@ class PlanBuilder:
         """Plan all known variants jointly, so that each may follow any other; return true on success.
 
         Args:
-            around: ranges of offsets that the plans avoid, besides those avoided before.
-            if_smaller: install only plans that need clearly less memory or leave less unplanned.
+            around: ranges of offsets that the plans avoid, in addition to ranges avoided before.
+            if_smaller: install only plans that need clearly less memory or plan clearly more bytes.
         """
         from mempool.planning.planned_pattern import are_clearly_better
         from mempool.planning.variants import make_joint_plans
@@ -169,7 +171,9 @@ class PlanBuilder:
             return False
         around = sorted((set(around) & self.arena_ranges()).union(self.live_pinned_ranges()))
         made = self.joint.make(
-            known, self.iteration(), lambda *kinds: self._made(make_joint_plans, *kinds, around=around)
+            known,
+            self.iteration(),
+            lambda *kinds: self._interruptible(make_joint_plans, *kinds, around=around),
         )
         if made is None:
             return False
@@ -189,14 +193,14 @@ class PlanBuilder:
         return True
 
     def fits_memory(self, planned: PlannedPattern) -> bool:
-        """Return true if the arena and the present use outside it fit limit, budget and device."""
-        managed = getattr(self._device, "kind", "") == "managed"  # managed memory may exceed the device's
+        """Return true if the arena and the present memory outside it fit limit, budget and device."""
+        managed = getattr(self._device, "kind", "") == "managed"  # may exceed the device's memory
         stats, total = self._core.stats(), 0 if managed else self._device.memory()[1]
         outside = stats["reserved"]["current"] - stats["arena_bytes"] - stats["segment_free_bytes"]
         most = min(stats["max_reserved_bytes"], stats["budget_bytes"], total or stats["max_reserved_bytes"])
         return bool(planned.plan.arena_bytes + max(outside, 0) <= most)
 
     def _retain_free_segments(self, planned: PlannedPattern) -> None:
-        """Keep some free segments for allocations that do not follow the plan."""
+        """Retain some free segments for allocations that miss the plan."""
         if not self._device.slow_return:
             self._client.set_retained_limit(max(OPTIONS.min_cache_bytes, planned.plan.arena_bytes // 8))

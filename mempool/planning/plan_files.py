@@ -1,7 +1,7 @@
 """Plan files: plans, the allocation sequence of each buffer, and the warm-up of the program.
 
-A pool may have several plans. The file has the format of a file of the latest plan, so every tool accepts the
-file; the other plans are embedded files, and jointly planned variants have their reach into each other.
+A pool may have several plans. The file is a valid plan file of the latest plan, so every tool accepts it; the
+other plans are embedded as files, and jointly planned variants with their reach into each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 #: Prefix of the columns that are embedded files of other plans.
 OTHER = "other."
 
-#: Program of the subprocess; stdout is redirected to stderr, so that prints do not mix with the answer.
+#: Program of the subprocess; stdout is redirected to stderr, so that prints do not corrupt the answer.
 _CODE = """
 import os, pickle, sys
 answer = os.fdopen(os.dup(1), "wb")
@@ -63,9 +63,8 @@ class SavedPlans:
         variants: variants that were planned jointly, by their index in ``plans``, in the order of the columns
             of `solvers.packing.variants.IterationVariant.reach`.
         client: import name of the framework that the plans are for; empty if unknown.
-        detected_marks: true if iterations end with the steps of an optimizer, which the program does not
-            mark itself.
-        remembered: true if the pool chose the plans; nobody said that the program follows them.
+        detected_marks: true if iterations end at detected steps of an optimizer, not at marks of the program.
+        remembered: true if the pool, not the user, chose the plans.
     """
 
     plans: Sequence[PlannedPattern]
@@ -75,9 +74,9 @@ class SavedPlans:
     remembered: bool = False
 
     def in_warm_up_order(self) -> list[PlannedPattern]:
-        """Return the plans, first the plan that the program begins with.
+        """Return the plans in the order of their use, the plan for the program's first iteration first.
 
-        That is an envelope, whose first iteration may have any size, or else the plan with the shortest
+        The first plan is an envelope, whose iterations may have any size, else the plan with the shortest
         warm-up.
         """
 
@@ -157,7 +156,7 @@ def read_plans(path: str | Path) -> SavedPlans:
         stored_plans.append(_read_stored(BytesIO(column.tobytes()), path))
     if len({stored.planned.key for stored in stored_plans}) != len(stored_plans):
         raise PlanError(f"{path}: two plans of the same sequence")
-    with _damage(path):
+    with _errors_of_file(path):
         variants = _variants(stored_plans)
     plans = [stored.planned for stored in stored_plans]
     extra = stored.extra
@@ -179,7 +178,7 @@ def _read_stored(file: str | Path | BinaryIO, path: str | Path) -> _StoredPlan:
         columns = read_plan_columns(file)
     except TraceError as error:
         raise error.within(path) from None
-    with _damage(path):
+    with _errors_of_file(path):
         check(plan, buffers)
     if not len(buffers):
         raise PlanError(f"{path}: a plan of nothing")
@@ -192,7 +191,7 @@ def _read_stored(file: str | Path | BinaryIO, path: str | Path) -> _StoredPlan:
         raise PlanError(f"{path}: a buffer without a size")
     if len(buffers.gap_buffer) or bool(((plan.offset < 0) & ~buffers.persistent[:, None]).any()):
         raise PlanError(f"{path}: a pool replays no gaps, and no buffers without an offset")
-    with _damage(path):
+    with _errors_of_file(path):
         sequence = _numbers(columns["sequence"], "sequence", len(buffers), 0, MOST_THREADS)
         pattern = Pattern(
             buffers=buffers,
@@ -211,7 +210,7 @@ def _read_stored(file: str | Path | BinaryIO, path: str | Path) -> _StoredPlan:
 
 
 @contextlib.contextmanager
-def _damage(path: str | Path) -> Iterator[None]:
+def _errors_of_file(path: str | Path) -> Iterator[None]:
     """Convert errors inside the context into errors about the file."""
     from solvers import PlanError
 
@@ -224,7 +223,7 @@ def _damage(path: str | Path) -> Iterator[None]:
 
 
 def _variants(stored_plans: Sequence[_StoredPlan]) -> dict[int, IterationVariant]:
-    """Return the jointly planned variants, after checking that their plans hold in any succession."""
+    """Return the jointly planned variants, after checking that their plans are valid in any succession."""
     from mempool.planning.variants import pieces
     from solvers import PlanError
     from solvers.packing.check import check_variants
@@ -242,7 +241,7 @@ def _variants(stored_plans: Sequence[_StoredPlan]) -> dict[int, IterationVariant
         raise ValueError("variants are missing")
     joint = [stored_plans[number].planned for number in numbers]
     most = max(planned.plan.columns for planned in joint)
-    if pieces(joint) > OPTIONS.max_joint_pieces or most > MOST_COLUMNS:  # checking more would take long
+    if pieces(joint) > OPTIONS.max_joint_pieces or most > MOST_COLUMNS:  # a longer check takes long
         size = sum(len(planned.buffers) for planned in joint)
         problem = f"{len(joint)} variants of {size} buffers in up to {most} columns"
         raise PlanError(f"{problem} are more than are planned together")
@@ -272,7 +271,7 @@ def write_plans_in_subprocess(saved: SavedPlans, path: str, *, made_with: str) -
 
 
 def _in_subprocess(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    if path.startswith(("/dev/", "/proc/")):  # such names denote other files in another process
+    if path.startswith(("/dev/", "/proc/")):  # these names depend on the process
         return call(*arguments, **options)
     return call_in_subprocess("pyarrow", call, *arguments, **options)
 
@@ -311,10 +310,10 @@ def _warm_up(text: str, buffers: Buffers) -> WarmUp | None:
 
 
 def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, **options: object) -> T:
-    """Call a function, in a subprocess if the function ``needs`` a module that is not loaded here.
+    """Call a function, in a subprocess if the module ``needs`` is not loaded here.
 
-    Function, arguments and result are pickled; no data from outside is unpickled. If no subprocess can be
-    started, the call is made here.
+    Function, arguments and result are pickled; external data is never unpickled. If no subprocess can be
+    started, the function is called here.
 
     Raises:
         Exception: the error that the function raises.
@@ -330,7 +329,7 @@ def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, *
 
 
 def _run_subprocess(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
-    """Return success of the call, and the result or error; None if the subprocess failed."""
+    """Return (success of the call, result or error); None if the subprocess failed."""
     try:
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
@@ -341,5 +340,5 @@ def _run_subprocess(call: object, arguments: object, options: object) -> tuple[b
         )
         answer: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
         return answer
-    except Exception:  # sandbox, embedded Python, no memory: in each case, the call can be made here
+    except Exception:  # sandbox, embedded Python, no memory: call here instead
         return None

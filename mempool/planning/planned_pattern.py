@@ -1,4 +1,4 @@
-"""Planned pattern: a plan with the pattern that it belongs to, ready for replay by the core."""
+"""Planned pattern: a pattern with its plan, ready for replay by the core."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class PlannedPattern:
     """A pattern, its buffers with the device's alignment, and their planned offsets.
 
-    ``made_with`` is the framework and its version, as "torch 2.13.0", or empty, for people to read.
+    ``made_with`` is the framework and its version, such as "torch 2.13.0", or empty; for display only.
     ``around_bytes`` is the part of the arena that belongs to pinned buffers or other clients, which the plan
     avoids.
     """
@@ -52,7 +52,7 @@ class PlannedPattern:
 
     @property
     def key(self) -> bytes:
-        """Key of the sequence, equal for equal sequences: `traces.iterations.pattern.Pattern.key`."""
+        """Key that equal sequences share: `traces.iterations.pattern.Pattern.key`."""
         return self.pattern.key
 
     def same_sequence(self, pattern: Pattern) -> bool:
@@ -63,7 +63,7 @@ class PlannedPattern:
         )
 
     def same_order(self, pattern: Pattern) -> bool:
-        """Return true if the other pattern has as many allocations, in the same sequences in turn."""
+        """Return true if the other pattern has as many allocations, in the same order of sequences."""
         return np.array_equal(self.pattern.sequence, pattern.sequence)
 
     def serves(self, pattern: Pattern) -> bool:
@@ -83,7 +83,7 @@ class PlannedPattern:
             for turn in distinct(sequence).tolist()
         )
 
-    def rotates_to(self, pattern: Pattern) -> bool:
+    def is_rotation_of(self, pattern: Pattern) -> bool:
         """Return true if the other pattern is a rotation of this one."""
         if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
             return False
@@ -95,7 +95,7 @@ class PlannedPattern:
 
     def _holds(self, pattern: Pattern, times: int) -> bool:
         """Return true if the circle contains the other pattern `times` times in a row."""
-        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._and(pattern))
+        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._sequences_with(pattern))
         doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
         sought, width = np.tile(theirs, times).T.tobytes(), 16
         at = doubled.find(sought)
@@ -103,14 +103,14 @@ class PlannedPattern:
             at = doubled.find(sought, at + 1)
         return at >= 0
 
-    def _and(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
+    def _sequences_with(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
         return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
 
     def is_close_to(self, pattern: Pattern) -> bool:
-        """Return true if the other pattern differs in one short stretch only.
+        """Return true if the other pattern differs in one short section only.
 
-        Such a pattern (an epoch's end, a log) is better served by following this one: the difference misses,
-        and the buffers that both keep alive across the boundary stay at their places.
+        Such an iteration (the end of an epoch, a log) should follow this plan: the different section misses,
+        and buffers that live across the boundary keep their addresses.
         """
         mine, theirs = self.buffers.size, pattern.buffers.size
         shorter, longer = sorted((len(mine), len(theirs)))
@@ -120,17 +120,17 @@ class PlannedPattern:
         suffix = int(after.argmax()) if after.any() else shorter
         return prefix + suffix >= OPTIONS.close_patterns * longer
 
-    def outlived_by(self, pattern: Pattern) -> bool:
-        """Return true if a buffer of the same sequence outlives the planned lifetime more than once.
+    def underestimates_lifetimes_of(self, pattern: Pattern) -> bool:
+        """Return true if a buffer of the same sequence outlives the planned lifetime repeatedly.
 
-        Any buffer may be kept longer once. A plan for that would have other addresses, blocked by buffers
-        that live on, and would need more memory in every iteration for nothing.
+        A program may keep any buffer longer once. A plan for that would have other addresses, blocked by live
+        buffers, and would need more memory in every iteration without benefit.
         """
         stays = pattern.buffers.persistent & ~self.buffers.persistent
         return bool(stays.any() or ((pattern.lasting > self.buffers.end) & ~self.buffers.persistent).any())
 
-    def extended(self, pattern: Pattern) -> Pattern:
-        """Return the other pattern of the same sequence with the longer of both lifetimes for each buffer."""
+    def extend_lifetimes(self, pattern: Pattern) -> Pattern:
+        """Return a pattern of the same sequence with the longer of both lifetimes for each buffer."""
         stays = pattern.buffers.persistent | self.buffers.persistent
         end = np.maximum(pattern.lasting, self.buffers.end)
         return dataclasses.replace(
@@ -140,7 +140,7 @@ class PlannedPattern:
         )
 
     def may_be_improved_by(self, pattern: Pattern) -> bool:
-        """Return true if the pattern of the same sequence needs clearly less, or leaves less unplanned."""
+        """Return true if a pattern of the same sequence needs clearly less memory, or has better coverage."""
         from solvers import peak_load
 
         less = peak_load(pattern.buffers) * OPTIONS.smaller_factor < self.plan.arena_bytes
@@ -162,7 +162,7 @@ class PlannedPattern:
         )
 
     def native(self, counts: Sequence[int] | None = None) -> _core.Pattern:
-        """Return the plan in the form that the core installs.
+        """Return the plan as a core pattern, ready for installation.
 
         Args:
             counts: number of allocations of each sequence when the pattern was taken from the recording.
@@ -186,10 +186,10 @@ class PlannedPattern:
         return native
 
     def low_water(self) -> int:
-        """Return the low-water mark: the allocation of the first sequence before which least is alive.
+        """Return the low-water mark: the allocation of the first sequence before which the load is lowest.
 
-        Returns 0 unless that is clearly less than at the start. The low-water mark is the best moment to take
-        the arena, since buffers alive then move into the arena only from their next allocation on.
+        Returns 0 unless that is clearly less than at the start. The arena is best taken at the low-water
+        mark, since buffers alive then stay outside the arena until their next allocation.
         """
         from solvers.packing.bounds import load_curve
 
@@ -234,7 +234,7 @@ class PlannedPattern:
         return native
 
     def _warm_up_sizes(self, warm_up: WarmUp) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """Return the least and the most bytes of each warm-up allocation; an envelope has least sizes."""
+        """Return the smallest and the largest size of each warm-up allocation; they differ in an envelope."""
         if self.pattern.least is None:
             return None, warm_up.size
         planned = warm_up.position >= 0
@@ -245,8 +245,8 @@ class PlannedPattern:
     def with_brief_warm_up(self) -> PlannedPattern:
         """Return this plan with a warm-up that ends at the second mark.
 
-        Later iterations of a long warm-up are variants that have plans of their own. The warm-up would send
-        their buffers to the fallback, beside an idle arena.
+        Later iterations of a long warm-up are variants with separate plans. The warm-up would send their
+        buffers to the fallback while the arena is idle.
         """
         warm_up = self.pattern.warm_up
         if warm_up is None or len(warm_up.marks) < 3:
@@ -255,7 +255,7 @@ class PlannedPattern:
         return dataclasses.replace(self, pattern=dataclasses.replace(self.pattern, warm_up=brief))
 
     def _warm_up_offsets(self, warm_up: WarmUp) -> NDArray[np.int64]:
-        """Return the offset of each warm-up allocation: the position's, in the column before steady state.
+        """Return the offset of each warm-up allocation, from the columns before steady state.
 
         The core counts one iteration when the warm-up is loaded and one at each mark, so the steady
         state begins in the column after that; earlier instances of a position take the columns before.
@@ -279,7 +279,7 @@ class PlannedPattern:
         first = int(self.pattern.sequence[0])
         column = self.pattern.sequence
         if column.tobytes() == column[:1].tobytes() * len(column):
-            return [first]  # nearly always; loads less of NumPy's code into memory
+            return [first]  # the usual case, without loading more of NumPy's code
         group = self.buffers.group
         main = self.pattern.sequence[group == 0]
         weight = np.bincount(main, weights=self.buffers.size[group == 0].astype(np.float64))
@@ -305,8 +305,8 @@ def make_plan(
 ) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
-    Only the native search is used: OR-Tools would bring hundreds of modules, a second and some 100 MB into a
-    program that asked for none of them.
+    Only the native search is used: OR-Tools would add hundreds of modules, a second and some 100 MB to the
+    user's program.
 
     Args:
         pattern: pattern to plan.
@@ -333,7 +333,7 @@ def make_plan(
     plan = restrict_plan(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
     if (
         plan.arena_bytes > OPTIONS.smaller_factor * bound
-    ):  # space below a pinned range is hard to use for many buffers
+    ):  # a search rarely uses the space below a pinned range
         apart = search(buffers, **options)
         if apart.offset is None:
             return None
@@ -349,7 +349,7 @@ def make_plan(
 
 
 def search(buffers: Buffers, *, wait_bytes: int, interrupt: Callable[[], bool] | None, seed: int = 0) -> Plan:
-    """Search offsets for buffers within the pool's node budget.
+    """Search for offsets of buffers within the pool's node budget.
 
     Args:
         buffers: buffers, some of which may have offsets.
@@ -365,7 +365,7 @@ def search(buffers: Buffers, *, wait_bytes: int, interrupt: Callable[[], bool] |
 
 
 def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:
-    """Limit a plan made among pinned ranges to its buffers: arena, lower bound, status feasible."""
+    """Restrict a plan made with pinned ranges to `buffers`: arena, lower bound, status feasible."""
     from solvers import Status
 
     assert plan.offset is not None

@@ -1,4 +1,4 @@
-"""Planner thread: plans beside the program at low priority and bounded cost, never on the hot path."""
+"""Planner thread: plans in the background at low priority and bounded cost, never on the hot path."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ NEEDED = (
 )
 
 
-#: Planners whose threads run, of pools that are in use, closed late or forgotten.
+#: Planners with a running thread.
 _running: set[Planner] = set()
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop all planners, as an exiting interpreter kills threads in the middle of their work."""
+    """Stop all planners, since an exiting interpreter would kill their threads during work."""
     for planner in list(_running):
         planner.stop()
 
 
 def thread_cost_seconds() -> float:
-    """Return the seconds that the calling thread has cost the process, by work and by lock handovers."""
+    """Return the calling thread's cost in seconds: its work, and its waits for the interpreter's lock."""
     return time.thread_time() + OPTIONS.handover_seconds * resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class ProcessorBudget:
     """Budget of processor time in seconds: an allowance at once, then a share of the elapsed time.
 
-    Begun work is finished, so a budget can be overdrawn; the debt is bounded, lest one long solve forbid the
-    next look for minutes.
+    Work in progress is finished, so a budget can be overdrawn. The debt is bounded, so that one long solve
+    does not delay the next look by minutes.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ProcessorBudget:
         """Start with the full allowance.
 
         Args:
-            allowance: seconds that can be spent at once; savings do not grow beyond the allowance.
+            allowance: most seconds that can be spent at once.
             share: share of the elapsed time that is added.
             most_debt: largest debt, in seconds.
             clock: returns the elapsed time in seconds.
@@ -82,12 +82,12 @@ class ProcessorBudget:
         self._clock, self._spent = clock, spent
         self._left, self._then = allowance, clock()
 
-    def is_left(self) -> bool:
-        """Return true if some budget is left."""
-        return self.left() > 0
+    def is_positive(self) -> bool:
+        """Return true if the budget is positive."""
+        return self.remaining_seconds() > 0
 
-    def left(self) -> float:
-        """Return the seconds that may be spent now; negative for a debt."""
+    def remaining_seconds(self) -> float:
+        """Return the seconds that may be spent now; a debt is negative."""
         now = self._clock()
         self._left = min(self._allowance, self._left + self._share * (now - self._then))
         self._then = now
@@ -98,8 +98,8 @@ class ProcessorBudget:
         self._left = max(-self._most_debt, self._left - seconds)
 
     @contextmanager
-    def charged(self) -> Iterator[Callable[[], None]]:
-        """Charge the calling thread's cost inside the context, unless the yielded function is called."""
+    def charge_thread(self) -> Iterator[Callable[[], None]]:
+        """Charge the calling thread's cost in this context, unless the yielded function is called."""
         before, charge = self._spent(), True
 
         def forgive() -> None:
@@ -146,7 +146,7 @@ class Planner:
         self._learning = threading.RLock()
         self._looking = False
         self._next_log_at = 0.0
-        # not logged: "capture" ends soon, "limit" is reported by offloading
+        # not logged: "capture" is brief, offloading reports "limit"
         self._logged_refusals = {"", "capture", "limit"}
         self._device = device
         self.budget = ProcessorBudget(
@@ -156,7 +156,7 @@ class Planner:
             spent=thread_cost_seconds,
         )
         self._work_left = self._reset_requested = False
-        self._learned = 0  # number of looks that gave a plan
+        self._learned = 0  # number of looks that installed a plan
         interrupt = self._stop.is_set
         builder = PlanBuilder(
             core,
@@ -185,20 +185,20 @@ class Planner:
 
     @property
     def are_followed(self) -> bool:
-        """True if allocations that hit are at least as many as those that departed from the latest plan."""
+        """True if the latest plan has at least as many hits as misses."""
         return self.learner.registry.are_followed()
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording, and to replay loaded plans; further plans are made by calls of `look`."""
+        """Start recording, and start replaying loaded plans; calls of `look` make further plans."""
         self.learner.begin(loaded)
 
     def look(self) -> bool:
         """Look at the recording once; return true if a plan was installed."""
         if self._pid != os.getpid():
-            return False  # a forked child records nothing, and lacks the thread that holds the lock
+            return False  # a forked child records nothing, and lacks the lock's holder
         with self._learning:
             if self._looking:
-                return False  # called by a signal handler in the middle of this very look
+                return False  # a signal handler interrupted a look
             self._looking = True
             try:
                 self._reset_if_requested()
@@ -207,11 +207,11 @@ class Planner:
                 self._looking = False
 
     def require_step_marks(self, until: int = OPTIONS.max_unmarked) -> None:
-        """Expect marks: no plan is made before the first mark or the allocation number `until`."""
+        """Require marks: make no plan before the first mark or the allocation number `until`."""
         self.learner.require_step_marks(until)
 
     def reset_plans(self) -> None:
-        """Request to drop all plans and record again; do not wait for that."""
+        """Request that the thread drops all plans and records again; return at once."""
         self._reset_requested = True
         self._client.wake()
 
@@ -220,17 +220,17 @@ class Planner:
             self._reset_requested = False
             self.learner.reset_plans()
 
-    def saved(self) -> SavedPlans | None:
+    def saved_plans(self) -> SavedPlans | None:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
         if self._pid != os.getpid():
-            return self.learner.saved()  # a forked child lacks the thread that holds the lock
+            return self.learner.saved_plans()  # a forked child lacks the thread that holds the lock
         with self._learning:
-            return self.learner.saved()
+            return self.learner.saved_plans()
 
     def start(self, loaded: SavedPlans | None = None) -> None:
-        """Begin recording, and plan in a thread of low priority."""
-        # Import the modules that planning needs before the program is at work: an import in a thread beside
-        # the program would alternate with it hundreds of times, and delay the first plan.
+        """Start recording, and plan in a thread of low priority."""
+        # Import the modules that planning needs before the program works: an import in a background thread
+        # would hand the interpreter's lock over hundreds of times, and delay the first plan.
         with _core.Bypass():
             for module in NEEDED:
                 importlib.import_module(module)
@@ -238,7 +238,7 @@ class Planner:
         self.start_thread()
 
     def start_thread(self) -> None:
-        """Start the thread; without a recording, the thread only returns idle memory."""
+        """Start the thread; without a recording, the thread only releases idle memory."""
         # NumPy fails if two threads import it at once, and the program may be about to import NumPy.
         importlib.import_module("numpy")
         self._thread = threading.Thread(target=self._run, name="mempool-planner", daemon=True)
@@ -282,12 +282,12 @@ class Planner:
                     log.exception("the planner failed; the pool goes on without a new plan for now")
                 with self._learning, contextlib.suppress(Exception):
                     self.learner.pause_after_failure()
-                # A pause of the recording does not help where the wait itself fails.
+                # A pause of the recording does not help if the wait itself fails.
                 self._stop.wait(min(OPTIONS.retry_seconds * 2.0**failures, OPTIONS.max_retry_seconds))
                 failures += 1
 
     def run_once(self, seconds: float = _FOR_EVER) -> None:
-        """Wait for work, at most `seconds`, then do the work; the thread repeats this function."""
+        """Wait at most `seconds` for work, then do the work; the thread repeats this function."""
         news = self._wait(seconds)
         if self._stop.is_set():
             return
@@ -302,24 +302,24 @@ class Planner:
             conditions = self.learner.wake_conditions()
         news, looked = self._client.wait_for_work(
             seconds,
-            search_seconds=self.budget.left(),
+            search_seconds=self.budget.remaining_seconds(),
             **conditions,
         )
         self.budget.charge(looked)
         return news
 
     def _turn(self, *, work: bool) -> bool:
-        """Do all work that the budget allows; return true if some is left."""
+        """Do all work that the budget permits; return true if work remains."""
         self._reset_if_requested()
-        if self.budget.is_left() and self.learner.builder.neighbors.shares_memory():
-            with self.budget.charged():
+        if self.budget.is_positive() and self.learner.builder.neighbors.shares_memory():
+            with self.budget.charge_thread():
                 self.learner.replanner.replan_for_shared_arena()
-        if self._client.pinned_ranges() and self.budget.is_left():
-            with self.budget.charged():
+        if self._client.pinned_ranges() and self.budget.is_positive():
+            with self.budget.charge_thread():
                 self.learner.replanner.replan_around_pinned()
         if work and not self.learner.may_learn():
             work = False
-        elif work and self.budget.is_left():
+        elif work and self.budget.is_positive():
             work = False
             self._learn()
         elif not work:
@@ -329,20 +329,20 @@ class Planner:
         return work
 
     def _learn(self) -> None:
-        """Try to make a plan, charged to the budget unless the program follows known plans.
+        """Try to make a plan; charge the budget unless the program follows known plans.
 
-        Where the known plans serve only a part of the program, further ones may serve no more.
+        If known plans serve only a part of the program, further plans may serve no more.
         """
         follows = self.learner.registry.are_followed()
-        free = OPTIONS.free_plans if self.learner.registry.pay() else OPTIONS.first_free_plans
-        with self.budget.charged() as forgive:
+        free = OPTIONS.free_plans if self.learner.registry.is_profitable() else OPTIONS.first_free_plans
+        with self.budget.charge_thread() as forgive:
             learned = self.learner.learn()
             self._learned += learned
             if learned and follows and self._learned <= free:
                 forgive()
 
     def _log_news(self) -> None:
-        """Log once why the arena cannot be had and, with ``explain``, new departures from the plan."""
+        """Log once why the arena was refused and, with ``explain``, new divergences from the plan."""
         state = self._client.state()
         if state["refusal"] not in self._logged_refusals:
             self._logged_refusals.add(state["refusal"])
@@ -364,7 +364,7 @@ class Planner:
         return f"{arena} cannot be had from the device{free_memory}: {REFUSALS[state['refusal']]}"
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a plan is made or in effect; return false after `seconds`, or if no thread plans."""
+        """Wait until a plan exists; return false after `seconds`, or if no thread plans."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._client.state()["replaying"] or self.plans:

@@ -1,6 +1,6 @@
-"""Registry of the plans that the core replays: metadata of each, and the rate at which they are followed.
+"""Registry of the plans that the core replays: their metadata, and how often the program follows them.
 
-The core owns the plans: it decides which to evict. The registry keeps what planning needs to know of each.
+The core owns the plans and decides which plan to evict.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PlanRegistry:
         self._loaded: PlannedPattern | None = None
         self._are_remembered = False  # true: the pool chose the loaded plans
         self._warned_foreign = False
-        self._dropped_at = 0, 0  # hits and strays when all plans were dropped last
-        self._installed_at = 0, 0  # hits and strays when a plan was installed last
+        self._dropped_at = 0, 0  # hits and strays at the last drop of all plans
+        self._installed_at = 0, 0  # hits and strays at the last installation
         self.latest: PlannedPattern | None = None
         self.made = self.installed_at_iteration = 0
 
@@ -82,10 +82,10 @@ class PlanRegistry:
             self.latest = next(iter(self._plans.values()), None)
 
     def worth_saving(self) -> list[PlannedPattern]:
-        """Return the plans that served a fair share of the allocations, all if none did.
+        """Return the plans that served a fair share of the allocations, or all plans if none did.
 
-        Left out are plans from a file that the program never followed, and those of repetitions that only
-        look like iterations, such as the layers of a model that is being made.
+        This excludes unused plans from a file, and plans of repetitions that are not iterations, such as the
+        construction of a model's layers.
         """
         iterations = dict(self._client.patterns())
         served = {number: iterations[number] * len(known.buffers) for number, known in self._plans.items()}
@@ -95,10 +95,10 @@ class PlanRegistry:
     def install(
         self, planned: PlannedPattern, counts: list[int] | None, *, instead_of: PlannedPattern | None
     ) -> bool:
-        """Install a plan in the core, as a new one or in place of another of the same sequence.
+        """Install a plan in the core, as a new plan or instead of another plan of the same sequence.
 
         Returns:
-            False if the core has dropped the plan to be replaced, which is then dropped here too.
+            False, with nothing installed, if the core has dropped the plan to be replaced.
         """
         self.warn_if_foreign(at_last=True)
         pattern = planned.pattern
@@ -132,20 +132,20 @@ class PlanRegistry:
         self._dropped_at = self._followed()
 
     def has_envelopes(self) -> bool:
-        """Return true if a plan is for an upper-bound pattern (iterations that differ in sizes only)."""
+        """Return true if any plan is for an upper-bound pattern (iterations that differ in sizes only)."""
         return any(known.pattern.least is not None for known in self)
 
     def are_detected(self) -> bool:
-        """Return true if there are plans and none was loaded from a file."""
+        """Return true if there are plans, none of them from a file."""
         return self._loaded is None and self.latest is not None
 
     def find(self, pattern: Pattern) -> PlannedPattern | None:
         """Return the plan of this pattern, or of a rotation of this pattern; None if unknown."""
         same = [known for known in self if known.same_sequence(pattern)]
-        return next(iter(same or [known for known in self if known.rotates_to(pattern)]), None)
+        return next(iter(same or [known for known in self if known.is_rotation_of(pattern)]), None)
 
     def with_warm_up(self, pattern: Pattern) -> Pattern:
-        """Return an envelope with the warm-up of a known envelope of the same order, unless it has one."""
+        """Return an envelope; add the warm-up of a known envelope of the same order if missing."""
         if pattern.least is None or pattern.warm_up is not None:
             return pattern
         warm_ups = (
@@ -156,11 +156,11 @@ class PlanRegistry:
         return dataclasses.replace(pattern, warm_up=next(warm_ups, None))
 
     def are_useless(self) -> bool:
-        """Return true if the program hardly ever followed the plans, which then only cost time and memory.
+        """Return true if the plans cost time and memory, but the program hardly ever followed them.
 
-        Plans that were followed for long stay, since the program may return to their patterns. A plan file's
-        plans stay too: the program may be about to begin the planned iterations, and those of plans made
-        since. Remembered plans stay until this run makes a plan.
+        Plans with a long past use are kept, since the program may return to their patterns. Plans of a plan
+        file, and later plans, are kept too, since the program may not have begun the planned iterations.
+        Remembered plans are kept until this run makes a plan.
         """
         if self._loaded_plans_stay() or self.latest is None:
             return False
@@ -168,17 +168,17 @@ class PlanRegistry:
         return strays >= OPTIONS.max_strays and hits < strays * OPTIONS.min_hit_rate
 
     def are_followed(self) -> bool:
-        """Return true without plans, or if hits since the last plan are at least as many as strays."""
+        """Return true without plans, or if hits since the last plan at least equal strays."""
         hits, strays = self._followed_since(self._installed_at)
         return self.latest is None or hits >= strays
 
-    def pay(self) -> bool:
+    def is_profitable(self) -> bool:
         """Return true if nearly all allocations since the last plan were hits."""
         hits, strays = self._followed_since(self._installed_at)
         return strays <= OPTIONS.paying_miss_rate * (hits + strays)
 
     def allocations_until_verdict(self) -> int:
-        """Return the number of allocations before the plans can be useless, or a loaded plan foreign."""
+        """Return the number of allocations until plans can count as useless, or a loaded plan as foreign."""
         if self._loaded_plans_stay():
             hits, strays = self._followed()
             return NEVER if self._warned_foreign else self._least_to_judge() - hits - strays
@@ -188,10 +188,10 @@ class PlanRegistry:
         return max(OPTIONS.max_strays, int(hits / OPTIONS.min_hit_rate)) - strays
 
     def warn_if_foreign(self, *, at_last: bool = False) -> None:
-        """Warn once if the program should have followed the loaded plan by now and has not.
+        """Warn once if the program has not followed the loaded plan although it should have.
 
         Args:
-            at_last: true to judge after fewer allocations: the program is about to follow another plan.
+            at_last: true to judge after fewer allocations, before another plan is installed.
         """
         if self._loaded is None or self._warned_foreign:
             return
@@ -212,7 +212,7 @@ class PlanRegistry:
         return self._loaded is not None and not self._are_remembered
 
     def _loaded_plans_stay(self) -> bool:
-        """Return true if there are loaded plans that stay even if the program does not follow them."""
+        """Return true if there are loaded plans that are kept even without hits."""
         return self._loaded is not None and not (self._are_remembered and self.made)
 
     def _least_to_judge(self) -> int:
@@ -220,7 +220,7 @@ class PlanRegistry:
         return max(OPTIONS.min_allocations_to_judge, 2 * len(self._loaded.buffers))
 
     def _followed(self) -> tuple[int, int]:
-        """Return the total number of hits, and of allocations that departed from a plan."""
+        """Return the total numbers of hits, and of strays: allocations that departed from a plan."""
         outcomes = self._client.stats()["outcomes"]
         return outcomes["hit"], sum(outcomes[kind] for kind in STRAYS)
 
@@ -230,7 +230,7 @@ class PlanRegistry:
 
 
 class ExponentialBackoff:
-    """Exponential backoff, in iterations, for an action that may be requested without end.
+    """Exponential backoff, in iterations, of a repeated action.
 
     Attributes:
         allowed_at: first iteration in which the action is allowed again.
@@ -249,7 +249,7 @@ class ExponentialBackoff:
         self.allowed_at = iteration
 
     def record_attempt(self, iteration: int) -> None:
-        """Note that the action is done in this iteration, and double the pause."""
+        """Record an attempt in this iteration, and double the pause."""
         self._gap = min(2 * self._gap, self._longest)
         self.allowed_at = iteration + self._gap
 

@@ -1,7 +1,7 @@
-"""Plans that the next run of the same program follows, in files of the cache folder.
+"""Plans that are kept in the cache folder for the next run of the same program.
 
 A run looks for the plans of the same program, pool and arguments, else for the newest plans of the same
-program and pool. Plans that the program does not follow take no arena, so a wrong file does no harm.
+program and pool. An unused plan takes no arena, so a wrong file is harmless.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RememberedPlansOptions:
     """Bounds of the files kept.
 
     Attributes:
-        max_files: plans of so many programs, pools and command lines: a year of work for most users.
+        max_files: number of files, one per program, pool and command line: a year of work for most users.
         max_bytes: bytes of all files together; the plan of a large training has about one megabyte.
-        min_seconds: shortest run whose plan is kept unasked, in seconds: writing and reading a file takes
-            half a second.
+        min_seconds: shortest run, in seconds, whose plan is kept without a request: writing and reading a
+            file takes half a second.
     """
 
     max_files: int = 256
@@ -53,7 +53,7 @@ class RememberedPlans:
     """
 
     def __init__(self, folder: Path, program: str, pool: str, arguments: Sequence[str]) -> None:
-        """Name the file; nothing is read or written.
+        """Choose the file's name, without access to the file.
 
         Args:
             folder: the cache folder.
@@ -68,7 +68,7 @@ class RememberedPlans:
         self.path = self._folder / f"{self._program}-{self._pool}-{_digest(arguments)}.plan"
 
     def is_long_ago(self) -> bool:
-        """Return true if this run is long enough for a plan to be worth a file."""
+        """Return true if this run is long enough to keep its plan."""
         return time.monotonic() - self._began >= OPTIONS.min_seconds
 
     def read(self) -> SavedPlans | None:
@@ -96,7 +96,7 @@ class RememberedPlans:
         return dataclasses.replace(plans, remembered=True)
 
     def write(self, plans: SavedPlans, *, made_with: str) -> None:
-        """Keep the plans for the next run, and delete the files that were not used for longest."""
+        """Write the plans for the next run, and delete the least recently used files."""
         from mempool.planning.plan_files import write_plans_in_subprocess
 
         partial = self.path.with_suffix(f".{os.getpid()}.part")
@@ -104,7 +104,7 @@ class RememberedPlans:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             write_plans_in_subprocess(plans, str(partial), made_with=made_with)
             partial.replace(self.path)
-            _prune(self._folder.iterdir(), keep=self.path)  # also parts left by processes that were killed
+            _prune(self._folder.iterdir(), keep=self.path)  # partial files of killed processes, too
         except OSError as error:
             log.info("the plan is not remembered: %s", error)
             with contextlib.suppress(OSError):  # a read-only folder
@@ -114,7 +114,7 @@ class RememberedPlans:
         if self.path.is_file():
             return self.path
         files = self._folder.glob(f"{self._program}-{self._pool}-*.plan")
-        others = _ages(path for path in files if path.is_file())
+        others = _file_ages(path for path in files if path.is_file())
         return max(others)[2] if others else None
 
 
@@ -136,9 +136,9 @@ def remembered_plans(pool: str) -> RememberedPlans | None:
 
 
 def _program() -> str | None:
-    """Return the path of the script or module, or the module after ``-m``, or the code after ``-c``.
+    """Return the path of the script or module, else the module after ``-m``, else the code after ``-c``.
 
-    None in notebooks, in programs from standard input and in children of multiprocessing.
+    Return None in notebooks, in programs from standard input and in children of multiprocessing.
     """
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -149,11 +149,11 @@ def _program() -> str | None:
     flag, value = next((given for given in python_options(sys.orig_argv[1:]) if given[0] in "cm"), ("", None))
     if value is None:
         return None
-    if flag == "c":  # a child that multiprocessing spawns imports the script before it has a parent process
+    if flag == "c":  # a child of multiprocessing imports the script before `parent_process` is set
         return None if value.startswith("from multiprocessing.") else value
     if sys.argv[:1] != ["-m"]:  # a notebook
         return None
-    package = sys.modules.get(value.partition(".")[0])  # it is being imported, and the module is not yet
+    package = sys.modules.get(value.partition(".")[0])  # the package is imported before its module
     return f"{getattr(package, '__file__', None)} -m {value}"
 
 
@@ -161,8 +161,8 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _ages(paths: Iterable[Path]) -> list[tuple[float, int, Path]]:
-    """Return the (modification time, bytes, path) of each file that is still there."""
+def _file_ages(paths: Iterable[Path]) -> list[tuple[float, int, Path]]:
+    """Return the (modification time, bytes, path) of each file that still exists."""
     found = []
     for path in paths:
         try:
@@ -174,7 +174,7 @@ def _ages(paths: Iterable[Path]) -> list[tuple[float, int, Path]]:
 
 
 def _prune(paths: Iterable[Path], *, keep: Path) -> None:
-    files = sorted(_ages(paths), reverse=True)
+    files = sorted(_file_ages(paths), reverse=True)
     total = 0
     for number, (_, size, path) in enumerate(files):
         total += size

@@ -1,4 +1,4 @@
-"""Replanner: makes plans again where pinned or foreign buffers block them, or where less memory suffices."""
+"""Replanner: replaces plans that pinned or foreign buffers block, or that use more memory than needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Replanner:
     """Replanner of one client.
 
     Attributes:
-        improves: true if the present recording serves to find a smaller plan.
+        improves: true if the purpose of the present recording is a smaller plan.
     """
 
     def __init__(self, client: _core.Client, builder: PlanBuilder) -> None:
@@ -32,7 +32,7 @@ class Replanner:
     def replan_for_shared_arena(self) -> bool:
         """Plan around other clients' plans that are alive at the same time; return true if replanned.
 
-        When the other clients are gone, plans move closer again if that makes the arena clearly smaller.
+        After other clients end, plans use the freed ranges if the arena then becomes clearly smaller.
         """
         builder, others = self._builder, self._builder.neighbors
         collides = others.collides(builder.registry)
@@ -63,9 +63,9 @@ class Replanner:
         return done
 
     def replan_around_pinned(self) -> bool:
-        """Plan around kept buffers that repeatedly block plans; return true if there is a new plan.
+        """Plan around pinned buffers that repeatedly block plans; return true if there is a new plan.
 
-        Nothing alive is moved. Where kept buffers keep changing, the backoff makes replanning ever rarer.
+        Live buffers do not move. If the pinned buffers keep changing, the backoff makes replanning rarer.
         """
         builder = self._builder
         blockers = self._client.pinned_ranges() if builder.registry else []
@@ -99,8 +99,8 @@ class Replanner:
     def _ranges_to_avoid(self, blockers: set[tuple[int, int]], iteration: int) -> set[tuple[int, int]] | None:
         """Return the arena ranges to avoid: the blockers, and ranges that may block the next plan.
 
-        A range that was in use some iterations ago and is in use now is pinned. Returns None while no earlier
-        observation exists.
+        A range that was in use some iterations ago and is in use now is pinned. Returns None without an
+        earlier observation.
         """
         now = self._builder.arena_ranges()
         if self._ranges_in_use_before is None:
@@ -111,18 +111,19 @@ class Replanner:
         return now & (blockers | seen)
 
     def may_improve(self) -> bool:
-        """Return true if some plan may use more memory than needed, now or later."""
+        """Return true if any plan may use more memory than needed."""
         return bool(self._builder.metadata.improvable)
 
     def recording_begins(self) -> None:
-        """Note that recording begins; if plans can be improved, use the recording for that."""
+        """Handle the start of a recording, which serves to improve plans if any can be improved."""
         self.improves = self.may_improve() and self._client.state()["replaying"]
         self._ranges_in_use_before = self._builder.arena_ranges() if self.improves else None
 
     def improve(self, pattern: Pattern, counts: list[int]) -> bool:
-        """Plan a pattern again whose plan uses more memory than needed by now; return true if that helped.
+        """Replace the plan of a pattern if the plan uses more memory than needed; return true on success.
 
-        Causes are lifetimes that were longer for a while, pinned buffers, and buffers that piled up.
+        Causes of excess memory are lifetimes that were temporarily longer, and buffers that were pinned or
+        accumulated.
 
         Args:
             pattern: the most frequent pattern of the recording.

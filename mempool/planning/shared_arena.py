@@ -1,4 +1,4 @@
-"""Neighbours in a shared arena: plans of several clients that avoid each other only where both are alive."""
+"""Neighbours in a shared arena: plans of several clients, which avoid each other only after collisions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ArenaNeighbors:
     """Offsets of the other clients' plans in the arena, from the view of one client."""
 
     def __init__(self, client: _core.Client) -> None:
-        """Let plans overlap with those of other clients until they collide."""
+        """Permit overlaps with other clients' plans until the first collisions."""
         self._client = client
         self._collisions = 0  # number of collisions at the last check
-        self._layouts: int | None = None  # others' layout changes when plans were made around them, or None
+        self._layouts: int | None = None  # others' layout changes at the last plan around them, or None
 
     def avoided_ranges(self) -> list[tuple[int, int]]:
         """Return the (begin, end) offsets that plans avoid; disjoint, in order."""
@@ -31,15 +31,15 @@ class ArenaNeighbors:
 
     @property
     def avoided_layouts(self) -> int | None:
-        """Others' layout changes when plans were made around others; None while plans may overlap."""
+        """Others' layout changes at the last plan around others; None while plans may overlap."""
         return self._layouts
 
     def shares_memory(self) -> bool:
-        """Return true if other clients use this memory, or did when plans were made."""
+        """Return true if other clients use this memory, or used it at the time of planning."""
         return self._layouts is not None or self.other_layouts() > 0
 
     def collides(self, plans: Iterable[PlannedPattern]) -> bool:
-        """Return true if other clients' buffers repeatedly occupy the places of these plans."""
+        """Return true if other clients' buffers repeatedly occupy the slots of these plans."""
         occupied = self.slot_collisions()
         if occupied - self._collisions < OPTIONS.neighbor_collisions or not (others := self._others()):
             return False
@@ -49,7 +49,7 @@ class ArenaNeighbors:
         return False
 
     def may_move_closer(self) -> bool:
-        """Return true if others have replanned or gone since plans were made around theirs."""
+        """Return true if other clients have replanned or ended since the last plan around them."""
         return self._layouts is not None and self.other_layouts() != self._layouts
 
     def avoid_others(self) -> None:
@@ -57,15 +57,15 @@ class ArenaNeighbors:
         self._collisions, self._layouts = self.slot_collisions(), self.other_layouts()
 
     def assume_stale(self) -> None:
-        """Assume that loaded plans avoid clients of an earlier process, which this process need not have."""
+        """Assume that loaded plans avoid clients of an earlier process, which may no longer exist."""
         self._layouts = _NEVER_SEEN
 
     def allow_overlap(self) -> None:
-        """Let plans overlap again, for lack of room, until they collide."""
+        """Permit overlaps again, for lack of memory, until the next collisions."""
         self._layouts = None
 
     def slot_collisions(self) -> int:
-        """Return the total number of allocations whose planned place was in use."""
+        """Return the total number of allocations whose planned slot was occupied."""
         return int(self._client.stats()["outcomes"]["slot_occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
@@ -81,7 +81,7 @@ def merge_ranges(
 ) -> list[tuple[int, int]]:
     """Merge ranges into at most `most` disjoint ones, in order.
 
-    With more ranges than that, the narrowest gaps between them are filled.
+    If there are more ranges, the narrowest gaps between ranges are filled.
     """
     from traces.intervals import union_of_ranges  # imported late, as it brings NumPy
 

@@ -1,7 +1,7 @@
-"""Variants of iterations: which follows which, joint plans, and upper-bound patterns of variable sizes.
+"""Variants of iterations: their successions, joint plans, and upper-bound patterns of variable sizes.
 
-A plan made for one variant alone assumes that the variant follows itself, and ignores buffers that another
-variant has left alive. Where such buffers get in the way, all known variants are planned jointly:
+A plan of one variant alone assumes that the variant follows itself, and ignores buffers that another variant
+leaves alive. If such buffers block planned slots, all known variants are planned jointly:
 `solvers.packing.variants` has the model, `mempool.planning.joint_planning` decides when.
 
 Variants that differ in sizes only share an upper-bound pattern (`traces.iterations.envelope`). A recording
@@ -45,17 +45,17 @@ class VariantLifetimes:
         self._planned: dict[bytes, IterationVariant] = {}
 
     def note(self, patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> None:
-        """Add the lifetimes of `patterns`; forget patterns that are neither in `patterns` nor in `known`."""
+        """Add the lifetimes of `patterns`; forget other patterns that are not in `known`."""
         keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
         self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
         self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
         self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
         for pattern in patterns:
             key, rows = pattern.key, pattern.buffers
-            self._ends[key] = _larger(self._ends.get(key), rows.end)
+            self._ends[key] = _elementwise_max(self._ends.get(key), rows.end)
             self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
             for follower, reach in pattern.reach.items():
-                self._reach[key, follower] = _larger(self._reach.get((key, follower)), reach)
+                self._reach[key, follower] = _elementwise_max(self._reach.get((key, follower)), reach)
 
     def supersede(self, key: bytes, former: set[bytes]) -> None:
         """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
@@ -63,26 +63,26 @@ class VariantLifetimes:
         reaches, self._reach = self._reach, {}
         for (who, follower), reach in reaches.items():
             pair = names.get(who, who), names.get(follower, follower)
-            self._reach[pair] = _larger(self._reach.get(pair), reach)
+            self._reach[pair] = _elementwise_max(self._reach.get(pair), reach)
         for old_key in former & self._ends.keys():
-            self._ends[key] = _larger(self._ends.get(key), self._ends.pop(old_key))
+            self._ends[key] = _elementwise_max(self._ends.get(key), self._ends.pop(old_key))
             stays = self._stays.pop(old_key)
             self._stays[key] = self._stays.get(key, stays) | stays
 
     def can_be_joined(self, planned: PlannedPattern) -> bool:
-        """Return true if followers and reach of this variant are known and all buffers have one group."""
-        return bool(self._observed(planned)) and not planned.buffers.group.any()
+        """Return true if this variant's followers and reach are known, and its buffers form one group."""
+        return bool(self._observed_reach(planned)) and not planned.buffers.group.any()
 
-    def _observed(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
-        """Return the reach into each follower, as observed when the plan was made and since."""
+    def _observed_reach(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
+        """Return the observed reach into each follower, before and after planning."""
         observed = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
             if key == planned.key:
-                observed[follower] = _larger(observed.get(follower), reach)
+                observed[follower] = _elementwise_max(observed.get(follower), reach)
         return observed
 
-    def outgrew(self, known: Sequence[PlannedPattern]) -> bool:
-        """Return true if the joint plan covers other variants than the known ones, or is outlived."""
+    def is_outdated(self, known: Sequence[PlannedPattern]) -> bool:
+        """Return true if the joint plan is for other variants, or if buffers now outlive their plan."""
         if {planned.key for planned in known} != set(self._planned):
             return True
         for key, variant in self._planned.items():
@@ -102,14 +102,14 @@ class VariantLifetimes:
 
         A follower that was never observed gets a guessed reach: the longest observed reach into the other
         followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
-        increase the peak load clearly (as with variants that alternate and never follow themselves),
+        clearly increase the peak load (for example, if variants alternate and never follow themselves),
         unobserved pairs count as impossible.
         """
         if pieces(known) > OPTIONS.max_joint_pieces:
             return None
         guessed = agree_on_persistent([self._variant(planned, known, guesses=True) for planned in known])
         keys = {planned.key for planned in known}
-        if all(keys.issubset(self._observed(planned)) for planned in known):
+        if all(keys.issubset(self._observed_reach(planned)) for planned in known):
             return guessed
         as_observed = agree_on_persistent([self._variant(planned, known, guesses=False) for planned in known])
         most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_observed).buffers)
@@ -119,13 +119,13 @@ class VariantLifetimes:
         self, planned: PlannedPattern, known: Sequence[PlannedPattern], *, guesses: bool
     ) -> IterationVariant:
         rows, key, n = planned.buffers, planned.key, len(planned.buffers)
-        observed = self._observed(planned)
+        observed = self._observed_reach(planned)
         lengths = {other.key: len(other.buffers) for other in known}
         never = np.zeros(n, np.int64)
         columns = [
             observed[other]
             if other in observed
-            else _guessed(observed, lengths, length)
+            else _guess_reach(observed, lengths, length)
             if guesses
             else never
             for other, length in lengths.items()
@@ -135,7 +135,7 @@ class VariantLifetimes:
         unseen = (end > n) & ~reach.any(axis=1)  # the follower was never observed
         reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
         stays = rows.persistent | self._stays.get(key, rows.persistent)
-        # It is unknown for how many iterations such a buffer stays alive.
+        # The number of iterations that such a buffer lives is unknown.
         stays |= (reach > length + length.min()).any(axis=1)
         buffers = dataclasses.replace(rows, end=end, persistent=stays)
         reach = np.where(stays[:, None], 0, reach)
@@ -147,17 +147,17 @@ class VariantLifetimes:
         """Return the peak load, in bytes, of any succession of the jointly planned variants."""
         return peak_load(VariantSet(list(self._planned.values())).buffers)
 
-    def are_planned(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
-        """Note the variants of the last joint plan."""
+    def set_planned(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
+        """Record the variants of the last joint plan."""
         self._planned = {planned.key: variant for planned, variant in zip(known, variants, strict=True)}
 
     def planned(self) -> dict[bytes, IterationVariant]:
         """Return the variants of the last joint plan by key, in the order of their columns."""
         return self._planned
 
-    def take_up(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
-        """Adopt variants that another process has observed and planned jointly."""
-        self.are_planned(known, variants)
+    def adopt(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
+        """Adopt variants that another process observed and planned jointly."""
+        self.set_planned(known, variants)
         for key, variant in self._planned.items():
             self._ends[key], self._stays[key] = variant.buffers.end, variant.buffers.persistent
             for follower, reach in zip(self._planned, variant.reach.T, strict=True):
@@ -169,14 +169,14 @@ def pieces(known: Sequence[PlannedPattern]) -> int:
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
 
 
-def _larger(first: NDArray[np.int64] | None, second: NDArray[np.int64]) -> NDArray[np.int64]:
+def _elementwise_max(first: NDArray[np.int64] | None, second: NDArray[np.int64]) -> NDArray[np.int64]:
     return second if first is None else np.maximum(first, second)
 
 
-def _guessed(
+def _guess_reach(
     observed: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int
 ) -> NDArray[np.int64]:
-    """Guess a variant's reach into an iteration of `length` allocations that was never seen to follow."""
+    """Guess a variant's reach into a follower of `length` allocations without observations."""
     guesses = []
     for follower, reach in observed.items():
         share = -(-reach * length // long.get(follower, length))
@@ -210,10 +210,10 @@ def make_joint_plans(
     from solvers import check, lower_bound
     from solvers.packing.check import check_variants
 
-    variants = [_aligned(variant, alignment) for variant in variants]
+    variants = [_align(variant, alignment) for variant in variants]
     joint = VariantSet(variants)
     everything = with_pinned(joint.buffers, around)
-    plan = _packed(joint, everything, partial(search, wait_bytes=wait_bytes, interrupt=interrupt), around)
+    plan = _pack(joint, everything, partial(search, wait_bytes=wait_bytes, interrupt=interrupt), around)
     if plan is None or plan.offset is None:
         return None
     check(plan, everything)
@@ -230,10 +230,10 @@ def make_joint_plans(
     return made
 
 
-def _packed(
+def _pack(
     joint: VariantSet, everything: Buffers, pack: Callable[[Buffers], Plan], around: Sequence[tuple[int, int]]
 ) -> Plan | None:
-    """Return the better of two plans of all variants and pinned ranges; None if interrupted before any."""
+    """Return the better of two plans of all variants and pinned ranges; None if interrupted too early."""
     from solvers import Plan, Status, lower_bound
 
     bound, best = lower_bound(everything), None
@@ -254,7 +254,7 @@ def _packed(
 
 
 def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
-    """Return the pattern without the buffers that the plan leaves out, with reduced coverage."""
+    """Return the pattern without the unplanned buffers, with reduced coverage."""
     left = planned.persistent & ~pattern.buffers.persistent
     if not left.any():
         return pattern
@@ -265,17 +265,17 @@ def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
 
 
-def _aligned(variant: IterationVariant, alignment: int) -> IterationVariant:
+def _align(variant: IterationVariant, alignment: int) -> IterationVariant:
     rows = variant.buffers
     column = np.full(len(rows), alignment, np.int64)
     return dataclasses.replace(variant, buffers=dataclasses.replace(rows, alignment=column))
 
 
 def envelope_lengths(known: Iterable[PlannedPattern]) -> tuple[int, ...]:
-    """Return the lengths of iterations that share an upper-bound pattern however few are recorded.
+    """Return the lengths, in allocations, of iterations that share an upper-bound pattern even if rare.
 
-    A length is a number of allocations. Included are known upper-bound patterns, and sets of plans that
-    differ in sizes only and are more numerous than deserve a plan each.
+    These are the lengths of known upper-bound patterns, and of sets of plans that differ in sizes only and
+    are too numerous for one plan each.
     """
     alike: dict[bytes, list[Pattern]] = {}
     for planned in known:
@@ -293,9 +293,9 @@ def _share_an_envelope(patterns: Sequence[Pattern]) -> bool:
 
 
 def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> list[Pattern]:
-    """Return the patterns; widen envelopes to the sizes of known plans with the same order of allocations."""
+    """Return the patterns, with envelopes widened to known plans of the same order of allocations."""
     before = list(known)
-    wide = [_widened(pattern, before) for pattern in patterns]
+    wide = [_widen(pattern, before) for pattern in patterns]
     now = {pattern.key: widened.key for pattern, widened in zip(patterns, wide, strict=True)}
     return [
         dataclasses.replace(widened, reach={now.get(key, key): reach for key, reach in widened.reach.items()})
@@ -303,7 +303,7 @@ def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]
     ]
 
 
-def _widened(pattern: Pattern, known: Iterable[PlannedPattern]) -> Pattern:
+def _widen(pattern: Pattern, known: Iterable[PlannedPattern]) -> Pattern:
     if pattern.least is None:
         return pattern
     for planned in known:
@@ -322,7 +322,7 @@ def _common_envelope(pattern: Pattern, other: Pattern) -> Pattern | None:
     least = np.where(kept, least, expected_least(np.minimum(smallest, least), size))
     buffers, alone, apart = (
         dataclasses.replace(pattern.buffers, size=each) for each in (size, largest, most)
-    )  # with the lifetimes of `pattern`, which may have changed since `other` was planned
+    )  # with the lifetimes of `pattern`, which are newer
     if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
         return None
     return dataclasses.replace(pattern, buffers=buffers, least=least)

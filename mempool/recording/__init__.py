@@ -1,1 +1,1 @@
-"""Recorders, which write the memory events of pools and of PyTorch's operations as traces."""
+"""Recorders: they write memory events of pools and of PyTorch's operations as traces."""

@@ -24,7 +24,7 @@ MARKS = ("step", "begin", "end")
 
 
 class EventConverter:
-    """Converter of a recording's pieces into pieces of one trace; buffers keep their ids across pieces."""
+    """Converter of a recording's pieces into pieces of one trace, with the same buffer ids in all pieces."""
 
     def __init__(self, alignment: int, *, addresses: bool = False) -> None:
         self._addresses = addresses
@@ -40,7 +40,7 @@ class EventConverter:
         return self._trace(self._names.rows(packed))
 
     def convert_brief(self, packed: Packed, streams: list[int]) -> Trace:
-        """Convert the next piece of a recording without times and without streams of frees.
+        """Convert the next piece of a recording without times and without the streams of frees.
 
         Args:
             packed: records from `mempool._core.Client.recording`.

@@ -1,8 +1,8 @@
-"""Search for the PyTorch optimizer whose hooks are called, inside wrappers around that optimizer.
+"""Search for the PyTorch optimizer inside wrappers of frameworks.
 
-Frameworks often hand out a wrapper around another optimizer (accelerate's, which transformers' `Trainer`
-gives to callbacks; Lightning's). A wrapper may pass for PyTorch's optimizer, but no hook is called when the
-wrapper steps, and not every step of the wrapper is a step of the optimizer inside.
+Frameworks often pass a wrapper around an optimizer (accelerate's, which transformers' `Trainer` passes to
+callbacks; Lightning's). A wrapper may be an instance of PyTorch's class, but its steps call no hooks, and not
+every step of the wrapper is a step of the optimizer inside.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-#: Most wrappers that are unwrapped: frameworks stack two or three; an optimizer that refers to itself, or a
-#: mock, ends there.
+#: Most nested wrappers: frameworks nest two or three. The bound ends the search in an optimizer that refers
+#: to itself, and in a mock.
 DEEPEST = 8
 
 
 def hooked_optimizer(given: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer whose hooks are called: the given one or one inside; None if there is none."""
+    """Return the optimizer whose steps call hooks: `given`, or an optimizer inside; None without one."""
     for _ in range(DEEPEST):
         if "_optimizer_step_post_hooks" in getattr(given, "__dict__", {}):  # constructed by PyTorch
             found: torch.optim.Optimizer = given

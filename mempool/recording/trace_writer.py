@@ -12,7 +12,7 @@ from mempool import _core
 from mempool.logs import log
 from mempool.recording.events import EventConverter
 
-#: Seconds that events wait in memory; a program that does little else makes some 10 MB of events in this
+#: Seconds that events wait in memory; a program that mainly allocates makes some 10 MB of events in this
 #: time.
 SECONDS_BETWEEN_DRAINS = 0.1
 
@@ -29,10 +29,10 @@ os.register_at_fork(after_in_child=_leave_files_to_the_parent)
 
 
 class BackgroundTraceWriter:
-    """Writer of a client's events into a Parquet trace; the file appears, complete, at the close."""
+    """Writer of a client's events into a Parquet trace; the complete file appears at the close."""
 
     def __init__(self, client: _core.Client, path: str, alignment: int, name: str) -> None:
-        """Begin to record.
+        """Start recording.
 
         Args:
             client: client whose events are written.
@@ -53,13 +53,13 @@ class BackgroundTraceWriter:
         self._pid = os.getpid()
         try:
             self._writer.__enter__()
-        except OSError as error:  # error of the temporary file, whose name the user does not know
+        except OSError as error:  # names the temporary file
             raise OSError(error.errno, error.strerror, path) from None
         client.set_tracing(True, folder=str(Path(path).absolute().parent))
         _writers.add(self)
 
     def start(self) -> None:
-        """Drain in a separate thread, as the planner's may be in a solve for seconds."""
+        """Start a separate thread that drains, since the planner's thread may solve for seconds."""
         self._thread = threading.Thread(target=self._run, name="mempool-tape", daemon=True)
         self._thread.start()
 
@@ -79,18 +79,18 @@ class BackgroundTraceWriter:
     def drain(self) -> None:
         """Write the events since the last call.
 
-        A trace with a hole is worse than none: the first lost or unwritable event ends the recording and
-        leaves no file.
+        The first lost or unwritable event ends the recording without a file, since a trace with a hole is
+        useless.
 
         Raises:
-            OSError: the file cannot be written, or there was no room for events until now.
+            OSError: the file cannot be written, or events were lost for lack of memory.
         """
         with self._lock:
             if not self._open:
                 return
             try:
                 more = True
-                while more:  # own allocations are recorded too, unless the caller bypasses the pool
+                while more:  # this loop's allocations may be recorded, too
                     more = self._client.state()["trace_in_file"] > 0
                     if packed := self._client.take_trace():
                         self._writer.write(self._recording.trace(packed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -21,8 +22,8 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _SAVER, _LOADER = (f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader"))
 #: Modules after whose import `Redirection.patch_distributed` is called.
 MODULES = (_SAVER, _LOADER)
-_lstat = os.lstat  # a redirection replaces that of the module
-#: Bytes of tensors from which a checkpoint is left out altogether.
+_lstat, _rename = os.lstat, os.rename  # the original functions
+#: Bytes of tensors from which a checkpoint is not written at all.
 _TOO_LARGE = 1 << 30
 
 
@@ -33,19 +34,19 @@ class Redirection:
     """
 
     def __init__(self, folder: Path, redirected: list[str]) -> None:
-        """Redirect nothing yet.
+        """Create the redirection without patches.
 
         Args:
-            folder: the folder, made on first use.
-            redirected: list that gets the path of each file as the program named it.
+            folder: the folder, created on first use.
+            redirected: list that receives the program's path of each file.
         """
         self._folder, self._redirected = folder, redirected
         self._places: dict[str, Path] = {}  # of redirected files, by absolute path as the program names them
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._distributed: set[str] = set()  # names of distributed checkpoints, none of which is written
+        self._distributed: set[str] = set()  # names of distributed checkpoints (not written)
 
     def moved(self, path: Any) -> Any:
-        """Return the place of a file that the program writes."""
+        """Return the redirected path of a file that the program writes."""
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
         if os.path.dirname(name) == os.fspath(self._folder):  # noqa: PTH120
             return path  # a place: a copy of a redirected file opens it
@@ -55,18 +56,29 @@ class Redirection:
             self._redirected.append(os.fspath(path))
         return self._places[name]
 
-    def known(self, path: Any) -> Any:
-        """Return the place of a redirected file, or the path itself."""
+    def known(self, path: Any, *, follow: bool = True) -> Any:
+        """Return the redirected path of a file, or the path itself.
+
+        Args:
+            path: the path, or something else, which is returned.
+            follow: whether to follow a symbolic link to a redirected file.
+        """
         if not isinstance(path, (str, os.PathLike)):
             return path
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        return self._places.get(name) or self._place_of_others(name) or path
+        if place := self._places.get(name) or self._place_of_others(name):
+            return place
+        if follow:
+            with contextlib.suppress(OSError, RecursionError):
+                target = os.path.join(os.path.dirname(name), os.readlink(name))  # noqa: PTH115, PTH118, PTH120
+                return path if (found := self.known(target)) is target else found
+        return path
 
     def _place(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}-{Path(name).name}"
 
     def _place_of_others(self, name: str) -> Path | None:
-        """Return the place of a file that another process wrote, or None."""
+        """Return the redirected path of a file that another process wrote, or None."""
         try:
             _lstat(self._folder)
             place = self._place(name)
@@ -76,7 +88,7 @@ class Redirection:
         return place
 
     def matters(self, path: Path, _mode: str) -> bool:
-        """Return true if a file is redirected that the program opens for writing in a mode."""
+        """Return true if opening this file in this mode must be redirected."""
         return path.suffix in _SUFFIXES and self._is_redirected(path)
 
     def _is_redirected(self, path: Any) -> bool:
@@ -109,7 +121,7 @@ class Redirection:
         module.save_file = _with_path(module.save_file, 1, "filename", self.moved, skip="tensors")
 
     def patch_distributed(self, name: str) -> None:
-        """Let an imported module write no checkpoints of several processes, nor read those."""
+        """Patch an imported module to skip writes and reads of distributed checkpoints."""
         module: Any = sys.modules[name]
         if name == _SAVER:
             module.save = self._skipping(module.save, None)
@@ -134,20 +146,22 @@ class Redirection:
             state: Any, *args: Any, checkpoint_id: Any = None, storage_reader: Any = None, **options: Any
         ) -> Any:
             if _checkpoint_name(checkpoint_id, storage_reader) in self._distributed:
-                return None  # its values would be zero
+                return None  # values would be zero
             options |= {"checkpoint_id": checkpoint_id, "storage_reader": storage_reader}
             return function(state, *args, **options)
 
         return call
 
     def patch_files(self) -> None:
-        """Patch Python's functions that open, rename, copy and remove files, and ask for their state."""
+        """Patch Python's functions that open, rename, copy, remove and query files."""
         opening = self._opening(builtins.open)
         for module in (builtins, io):
             self._patch(module, "open", opening)
-        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate", "remove", "unlink"):
+        for name in ("stat", "access", "chmod", "utime", "truncate"):
             self._patch(os, name, self._knowing(getattr(os, name)))
-        # A checkpoint under a temporary name gets its own name later, or is copied.
+        for name in ("lstat", "remove", "unlink"):
+            self._patch(os, name, self._knowing(getattr(os, name), follow=False))
+        # A checkpoint with a temporary name is later renamed or copied.
         for module, name in (
             (os, "replace"),
             (os, "rename"),
@@ -179,10 +193,11 @@ class Redirection:
 
         return call
 
-    def _knowing(self, function: Any) -> Any:
+    def _knowing(self, function: Any, *, follow: bool = True) -> Any:
         @functools.wraps(function)
         def call(path: Any, *args: Any, **options: Any) -> Any:
-            known = path if options.get("dir_fd") is not None else self.known(path)
+            follows = follow and options.get("follow_symlinks", True)
+            known = path if options.get("dir_fd") is not None else self.known(path, follow=follows)
             return function(known, *args, **options)
 
         return call
@@ -193,7 +208,11 @@ class Redirection:
 
         @functools.wraps(function)
         def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
-            place = self.known(source)
+            place = self.known(source, follow=False)
+            if place is source and os.path.isdir(source) and not options:  # noqa: PTH112
+                result = function(source, target, *args)
+                self._rename_folder(os.path.abspath(source), os.path.abspath(target))  # noqa: PTH100
+                return result
             if place is source:
                 path = isinstance(target, (str, os.PathLike)) and not options and os.path.isfile(source)  # noqa: PTH113
                 kept = self.moved(target) if path and self.matters(Path(target), "w") else target
@@ -210,6 +229,14 @@ class Redirection:
 
         return call
 
+    def _rename_folder(self, before: str, after: str) -> None:
+        """Give the redirected files of a folder that has another name the places of their new paths."""
+        for name in [name for name in self._places if name.startswith(before + os.sep)]:
+            new = after + name[len(before) :]
+            place, self._places[new] = self._places.pop(name), self._place(new)
+            with contextlib.suppress(FileNotFoundError):
+                _rename(place, self._places[new])
+
 
 def _with_path(
     function: Callable[..., Any],
@@ -219,9 +246,10 @@ def _with_path(
     *,
     skip: str = "",
 ) -> Callable[..., Any]:
-    """Return a function with the path among its arguments moved.
+    """Wrap a function to use the redirected path.
 
-    With ``skip``, the name of its first argument, the function does nothing where that has too many bytes.
+    With ``skip``, the name of its first argument, the function does nothing if that argument has too many
+    bytes.
     """
 
     @functools.wraps(function)
@@ -240,7 +268,7 @@ def _with_path(
 
 
 def _checkpoint_name(name: Any, storage: Any) -> str:
-    """Return the folder of a distributed checkpoint, given as a name or as a writer or reader of it."""
+    """Return the folder of a distributed checkpoint from a name, a writer or a reader."""
     return os.fspath(getattr(storage, "path", "") if name is None else name)
 
 

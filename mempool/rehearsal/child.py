@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import os
 import resource
@@ -18,58 +17,26 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mempool.cli.run.child import AfterImport
 from mempool.rehearsal import checkpoints, compilation, generation, standin
+from mempool.rehearsal.compiled_program import CompiledProgram
+from mempool.rehearsal.device_peaks import DevicePeaks
+from mempool.rehearsal.ending import Ending, RehearsalEnd
 from mempool.rehearsal.job import POOLS, PYTORCH_SETTINGS, Job, Outcome
+from mempool.rehearsal.program_lines import own_line, program_line
 from mempool.units import binary
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from mempool.rehearsal.checkpoints import Redirection
 
-#: Environment variable with the job, of the program's own process or, as `Job.of_child`, of a child process.
-VARIABLE = "MEMPOOL_REHEARSAL"
+#: Environment variables with the job, and with the number of the program's own process, once that has begun.
+VARIABLE, PROCESS = "MEMPOOL_REHEARSAL", "MEMPOOL_REHEARSAL_PROCESS"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
 _NO_DEVICE = "invalid device ordinal"  #: in PyTorch's error for a GPU that the machine lacks
 _FEW_DEVICES = "the program asks for a GPU that the machine lacks: --devices N gives it N"
 _COMPILER = "compile_worker"  #: on the command line of processes in which PyTorch compiles
-_PATIENCE_SECONDS = 1.0  #: time to wait for the next operation, which rarely takes milliseconds
 _GRACE_SECONDS = 10.0  #: time for a program to end after its last step, its time or its error
-
-
-class RehearsalEnd(SystemExit):
-    """End of the program after its last step. Programs that catch `Exception` do not catch it."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
-class Ending:
-    """End of a program at a time, in its main thread.
-
-    The exception is raised by `check`, which the main thread calls where operations begin. If it begins none,
-    the exception is raised wherever the thread is. During an operation that may be Python code that PyTorch's
-    C++ code calls and that must not raise: a callback of a weak reference, for example, ignores exceptions.
-    """
-
-    def __init__(self) -> None:
-        self._requested = False
-        self._raised = threading.Event()
-
-    def check(self) -> None:
-        """Raise the end of the program once, if it was requested and this is the main thread."""
-        if self._requested and threading.current_thread() is threading.main_thread():
-            self._requested = False
-            self._raised.set()
-            raise RehearsalEnd
-
-    def request(self) -> None:
-        """Let the main thread raise the end of the program."""
-        self._requested = True
-        if not self._raised.wait(_PATIENCE_SECONDS):
-            self._requested = False
-            main = ctypes.c_ulong(threading.main_thread().ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(RehearsalEnd))
 
 
 def begin() -> None:
@@ -80,9 +47,11 @@ def begin() -> None:
     standin.load(Path(folder))
     text = os.environ.get(VARIABLE)
     if text is not None and not any(_COMPILER in word for word in sys.orig_argv):
-        job = Job.from_json(text)
-        os.environ[VARIABLE] = job.of_child().to_json()
-        Rehearsal(job).begin()
+        job, own = Job.from_json(text), str(os.getpid())
+        # A program that replaces itself by another one (exec) keeps its number.
+        main = os.environ.get(PROCESS) or own
+        os.environ[PROCESS] = main
+        Rehearsal(job if main == own else job.of_child()).begin()
     else:
         sys.meta_path.insert(0, AfterImport(compilation.adjust, compilation.MODULES, waits=False))
 
@@ -101,9 +70,8 @@ class Rehearsal:
         self._folder = Path(job.folder)
         self._began = self._last_step = time.monotonic()
         self._steps: dict[int, int] = {}  # of each optimizer, by identity
-        self._peaks: dict[tuple[int, str], int] = {}  # before the program resets them
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._ended = self._written = self._recording = self._eager = False
+        self._ended = self._written = self._recording = False
         self._writing = threading.RLock()
         self._ignored = 0
         self._pid = os.getpid()
@@ -111,6 +79,8 @@ class Rehearsal:
         self._files: Redirection | None = None
         self._ending = Ending()
         self._torch: Any = None
+        self._peaks: DevicePeaks | None = None
+        self._compiled: CompiledProgram | None = None
         self._step_hook: Any = None
 
     def begin(self) -> None:
@@ -159,11 +129,14 @@ class Rehearsal:
             torch.nn.modules.module.register_module_forward_pre_hook(
                 lambda *_: None if torch.compiler.is_compiling() else self._ending.check()
             )
-        self._keep_peaks(torch)
+        self._peaks = DevicePeaks(torch, self.outcome)
+        self._peaks.keep()
+        self._compiled = CompiledProgram(self.job, self.outcome, torch)
         if self.job.compiled:
-            self._compile_within_limit(torch)
+            self._start_clock()
+            self._compiled.compile_within_limit()
         else:
-            self._note_compilation(torch)
+            self._compiled.note_calls(self._keep_step_hook)
         self._note_optimizers(torch)
         # The number of devices is that of the stand-in, whatever CUDA_VISIBLE_DEVICES names.
         torch.cuda._device_count_nvml = lambda: -1
@@ -204,21 +177,6 @@ class Rehearsal:
         rates = rates_of(gpu.name, gpu.capability)
         clock.start(rates, PRESETS[rates.link])
 
-    def _keep_peaks(self, torch: Any) -> None:
-        """Measure the peaks before the program resets them."""
-        for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
-            reset = getattr(torch.cuda, name, None)
-            if reset is None:
-                continue
-
-            @functools.wraps(reset)
-            def measured(*args: Any, reset: Any = reset, **options: Any) -> Any:
-                self._measure()
-                return reset(*args, **options)
-
-            setattr(torch.cuda, name, measured)
-            setattr(torch.cuda.memory, name, measured)
-
     def _note_optimizers(self, torch: Any) -> None:
         """Remember the program's optimizers, so that the rehearsal lasts until each has stepped."""
         initialize = torch.optim.Optimizer.__init__
@@ -230,95 +188,20 @@ class Rehearsal:
 
         torch.optim.Optimizer.__init__ = noted
 
-    def _note_compilation(self, torch: Any) -> None:
-        """Note a program that compiles; without Triton its graphs run operation by operation."""
-        compile_, missing = torch.compile, compilation.missing_requirement()
-
-        @functools.wraps(compile_)
-        def noted(*args: Any, **options: Any) -> Any:
-            own = _is_run_by_program(sys._getframe(1))
-            self.outcome.compiles |= own
-            self._keep_step_hook(torch)
-            if missing is not None and options.get("backend", "inductor") == "inductor":
-                if own and not self._eager:
-                    self._note_eager(f"torch.compile had no effect: pip install --no-deps {missing}")
-                options["disable"] = True
-            return compile_(*args, **options)
-
-        torch.compile = noted
-
-    def _keep_step_hook(self, torch: Any) -> None:
+    def _keep_step_hook(self) -> None:
         """Let compiled steps of an optimizer call the hook: a graph ends there."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._step_hook.remove()
-        self._step_hook = register_optimizer_step_post_hook(torch.compiler.disable(self._after_step))
-
-    def _note_eager(self, sentence: str) -> None:
-        self._eager = True
-        self.outcome.notes.append(f"{sentence}; compiled, the program may hold less memory")
-
-    def _compile_within_limit(self, torch: Any) -> None:
-        """Let the program compile with this project's backend within the limit, and libraries not at all."""
-        compile_ = torch.compile
-        options = {"limit": self.job.offload_limit, "inner": "eager"}
-        self._start_clock()
-
-        def within(model: Any = None, *, dynamic: Any = None, fullgraph: bool = False, **_: Any) -> Any:
-            if model is None:
-                return functools.partial(within, dynamic=dynamic, fullgraph=fullgraph)
-            if not _is_run_by_program(sys._getframe(1)):
-                return model
-            return compile_(model, backend="mempool", options=options, dynamic=dynamic, fullgraph=fullgraph)
-
-        torch.compile = within
-
-    def _limit_cost(self) -> dict[str, Any] | None:
-        """Return what the limit costs, by the pool's schedule or the graphs' decisions."""
-        if not self.job.compiled:
-            cost: dict[str, Any] | None = self._pool.offloading.cost()
-            return cost
-        from mempool.torch.compiled import report
-
-        graphs = report().graphs
-        if not graphs:
-            return None
-
-        def total(*names: str) -> Any:
-            return sum(graph[name] for graph in graphs for name in names)
-
-        step = float(total("plain_seconds"))
-        return {
-            "limit_bytes": max(graph["limit_bytes"] for graph in graphs),
-            "planned": True,
-            "step_seconds": step,
-            "added_seconds": float(total("predicted_seconds")) - step,
-            "host_bytes": total("predicted_host_bytes"),
-            "moved_bytes": total("offloaded_bytes", "reloaded_bytes"),
-            "smallest_limit_bytes": max(graph["least_limit_bytes"] or 0 for graph in graphs),
-        }
-
-    def _note_refusal(self, error: BaseException) -> bool:
-        """Note a compiled limit that is infeasible; return false for another error."""
-        least = getattr(error, "least_bytes", None)
-        if not self.job.compiled or least is None:
-            return False
-        from mempool.torch.compiled.shared_limit import SHARED_LIMITS
-
-        limit = self.job.offload_limit
-        self.outcome.offloading = {
-            "limit_bytes": limit if isinstance(limit, int) else SHARED_LIMITS[-1].relative_bytes,
-            "planned": False,
-            **dict.fromkeys(("step_seconds", "added_seconds", "host_bytes", "moved_bytes")),
-            "smallest_limit_bytes": least,
-        }
-        return True
+        self._step_hook = register_optimizer_step_post_hook(self._torch.compiler.disable(self._after_step))
 
     def _after_cuda(self) -> None:
         """Set the limit and begin the history, once PyTorch has initialized CUDA."""
         torch = self._torch
         if os.getpid() != self._pid:  # forked from the process of the program
             self._pid, self.job, self.outcome = os.getpid(), self.job.of_child(), Outcome(self.job.allocator)
+            if self._peaks is not None:
+                self._peaks.outcome = self.outcome
         if self.job.child and (util := sys.modules.get("multiprocessing.util")) is not None:
             util.Finalize(None, self._finish_child, exitpriority=0)  # its processes have no exit handlers
         # Other allocators have neither an observer of requests that fail nor a history. Their errors are
@@ -366,7 +249,9 @@ class Rehearsal:
         if self.job.remember:
             self._pool.plan_now()
         if self.job.offload_limit is not None:
-            self.outcome.offloading = self._limit_cost()
+            assert self._compiled is not None
+            cost = self._compiled.limit_cost() if self.job.compiled else self._pool.offloading.cost()
+            self.outcome.offloading = cost
         if self._steps[key] == max(self._steps.values()):
             self.outcome.steps = self._steps[key]
             self._measure()
@@ -390,27 +275,8 @@ class Rehearsal:
         raise RehearsalEnd
 
     def _measure(self) -> None:
-        torch = self._torch
-        if torch is None or not torch.cuda.is_initialized():
-            return
-        outcome, held = self.outcome, []
-        for device in range(torch.cuda.device_count()):
-            statistics = torch.cuda.memory_stats(device)
-            for key in ("reserved_bytes.all.peak", "allocated_bytes.all.peak"):
-                past = self._peaks.get((device, key), 0)
-                self._peaks[device, key] = statistics[key] = max(past, statistics.get(key, 0))
-            peak = statistics["reserved_bytes.all.peak"]
-            free, total = torch.cuda.mem_get_info(device)
-            held.append((peak, device, statistics, total - free))
-        outcome.devices_used = sum(peak > 0 for peak, *_ in held)
-        peak, device, statistics, used = max(held, key=lambda entry: (entry[0], -entry[1]))
-        outcome.device = device
-        outcome.peak_reserved_bytes = peak
-        outcome.peak_allocated_bytes = statistics.get("allocated_bytes.all.peak", 0)
-        outcome.allocated_bytes = statistics.get("allocated_bytes.all.current", 0)
-        outcome.reserved_bytes = statistics.get("reserved_bytes.all.current", 0)
-        outcome.segments = statistics.get("segment.all.current", 0)
-        outcome.device_bytes = max(outcome.device_bytes, used + peak - outcome.reserved_bytes)
+        if self._peaks is not None:
+            self._peaks.measure()
 
     # --- the end
 
@@ -468,7 +334,7 @@ class Rehearsal:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> bool:
         """Note the error that ended the program; return false if the message says all."""
-        refused = self._note_refusal(error)
+        refused = self._compiled is not None and self._compiled.note_refusal(error)
         if refused or (self._torch is not None and isinstance(error, self._torch.OutOfMemoryError)):
             self.outcome.ended = "out of memory"
             if self.outcome.out_of_memory_in_step is None:
@@ -512,8 +378,8 @@ class Rehearsal:
         """Complete and write the result."""
         with contextlib.suppress(Exception):
             self._measure()
-        if errors := compilation.failures:
-            self._note_eager(f"{len(errors)} of the program's graphs did not compile ({errors[0]})")
+        if self._compiled is not None and (errors := compilation.failures):
+            self._compiled.note_eager(f"{len(errors)} of the program's graphs did not compile ({errors[0]})")
         if self.job.remember and self._pool is not None:
             self._note_plan()
         if self.job.check_streams:
@@ -537,7 +403,7 @@ class Rehearsal:
     def _note_plan(self) -> None:
         """Keep the pool's plan, and note what it is of."""
         planned = self._pool.planned
-        if self._eager:
+        if self._compiled is not None and self._compiled.eager:
             self.outcome.notes.append(_NO_PLAN)
             return
         if self._files is not None:
@@ -570,33 +436,3 @@ def _serves_a_pool() -> bool:
     module: Any = sys.modules.get("multiprocessing.process")
     target = None if module is None else getattr(module.current_process(), "_target", None)
     return getattr(target, "__module__", "") in ("multiprocessing.pool", "concurrent.futures.process")
-
-
-def own_line(frame: FrameType, number: int) -> str:
-    """Return ``file:line`` of a line in a frame of the program itself, or "" for frames of libraries."""
-    name = frame.f_code.co_filename
-    if name.startswith(("<", *_LIBRARIES)) or "site-packages" in name or "/torchinductor_" in name:
-        return ""
-    return f"{os.path.relpath(name)}:{number}"
-
-
-def _is_run_by_program(frame: FrameType | None) -> bool:
-    """Return true if the program runs a frame, itself or through a library, beyond an import of a module."""
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        if own_line(frame, 1):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def program_line(frame: FrameType | None) -> str:
-    """Return the innermost line of the program in a stack, or the innermost line of all."""
-    innermost = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    while frame is not None:
-        if line := own_line(frame, frame.f_lineno):
-            return line
-        frame = frame.f_back
-    return innermost
-
-
-_LIBRARIES = (os.path.dirname(os.__file__), str(Path(__file__).parents[1]))  # noqa: PTH120

@@ -1,4 +1,4 @@
-"""Modelled time of a rehearsed program: kernels take the roofline's time of a card, copies the link's.
+"""Modelled time of a rehearsed program: a card's roofline time for kernels, the link's time for copies.
 
     clock.start(rates_of("H100", (9, 0)), PRESETS["pcie5"])
     ...  # a step
@@ -6,7 +6,7 @@
     seconds = clock.now()
 
 Events, streams and waits behave as on a GPU, so ``torch.cuda.Event.elapsed_time`` gives modelled times. The
-host takes no time: a GPU that waits for the host's calls is not modelled.
+host's work takes no modelled time, so a GPU never waits for the host's calls.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 class Reached:
     """Shares of the published rates that PyTorch's kernels reach, fitted to an H100.
 
-    The figures are in docs/benchmarks.md. Fitted are the first, second and last share, one to a run each.
+    The first, second and last share are each fitted to one run; docs/benchmarks.md has the figures.
 
     Attributes:
         single: products and convolutions in 32 bits.
-        tensor_cores: products and convolutions of 16 bits, and of 32 bits that are rounded.
-        bytes: memory bandwidth, as copies within a device and elementwise kernels reach it.
+        tensor_cores: products and convolutions in 16 bits, or in 32 bits with rounding (TF32).
+        bytes: memory bandwidth of copies within a device and of elementwise kernels.
         pageable: share of the link's rate for host memory that is not page-locked.
     """
 
@@ -51,7 +51,7 @@ _bytes_per_nanosecond = 0.0  #: bandwidth of a device's memory; 0 without a cloc
 
 
 def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
-    """Let work on the stand-in take time from now on; call this after the import of PyTorch.
+    """Start modelling time on the stand-in; call this after the import of PyTorch.
 
     Raises:
         UsageError: no C++ compiler is installed, or the stand-in is not loaded.
@@ -82,7 +82,7 @@ def start(rates: Rates, link: Link, reached: Reached = REACHED) -> None:
 
 
 def now() -> float:
-    """Return the modelled seconds until which the host has waited so far; 0 without a clock."""
+    """Return the modelled time, in seconds, of the host's last wait; 0 without a clock."""
     library = ctypes.CDLL(str(standin.LIBRARY))
     library.mempool_standin_time.restype = ctypes.c_int64
     return float(library.mempool_standin_time()) / 1e9
@@ -90,7 +90,7 @@ def now() -> float:
 
 @contextlib.contextmanager
 def bandwidth_bound(moved: int) -> Iterator[None]:
-    """Let the first kernel that the block launches take the time in which memory moves some bytes."""
+    """Set the time of the block's first kernel to that of moving ``moved`` bytes in device memory."""
     if not _bytes_per_nanosecond:
         yield
         return

@@ -1,8 +1,8 @@
 """``torch.compile`` in a rehearsal: Triton compiles kernels for the card, and nothing times them.
 
-On a GPU PyTorch's compiler runs variants of a kernel and takes the fastest. They differ in time, hardly in
-memory, so a rehearsal takes the first, and compiles no other. Timing them would also ask for memory that a
-later run, which knows the fastest, does not ask for.
+On a GPU, PyTorch's compiler runs variants of a kernel and selects the fastest. The variants hardly differ in
+memory, so a rehearsal compiles and uses only the first variant. Timing would also allocate memory that a
+later run, which knows the fastest variant, does not allocate.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _COMPILER, _KERNELS = "torch._inductor.compile_fx", "torch._inductor.runtime.tri
 _PADDING, _TIMES = "torch._inductor.fx_passes.pad_mm", "torch._inductor.runtime.benchmarking"
 _FOLDING, _TRITON = "torch._inductor.fx_passes.joint_graph", "triton.testing"
 _CHOICES = "torch._inductor.select_algorithm"
-#: Modules after whose import `adjust` is called, in processes that compile for the program too.
+#: Modules after whose import `adjust` is called, also in processes that compile for the program.
 MODULES = (_CHOICES, _COMPILER, _FOLDING, _KERNELS, _PADDING, _TIMES, _TRITON)
 _MILLISECONDS = 1.0  #: time of every kernel
-_MOST_CHARACTERS = 300  #: of an error, which has to fit a line
-failures: list[str] = []  #: errors of graphs that did not compile, and ran operation by operation
+_MOST_CHARACTERS = 300  #: length of an error in one line
+failures: list[str] = []  #: errors of graphs that did not compile, and ran uncompiled
 
 
 def environment(driver: Path) -> dict[str, str]:
@@ -39,13 +39,13 @@ def environment(driver: Path) -> dict[str, str]:
         driver: folder with the stand-in's ``libcuda.so.1``, to which Triton links its launchers.
     """
     try:
-        kept = cache_folder() / "rehearsed-kernels"  # apart from those of a GPU, which were timed
+        kept = cache_folder() / "rehearsed-kernels"  # separate from timed kernels of a GPU
     except (OSError, RuntimeError):
         kept = driver / "kernels"
     return {
         "TRITON_LIBCUDA_PATH": str(driver),
         "TRITON_CACHE_DIR": str(kept / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(kept / "torchinductor_cache"),  # by this name stacks are read
+        "TORCHINDUCTOR_CACHE_DIR": str(kept / "torchinductor_cache"),  # readers of stacks know this name
         "TORCHINDUCTOR_DYNAMIC_SCALE_RBLOCK": "0",
         "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN",
         "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS": "ATEN",
@@ -61,7 +61,7 @@ def missing_requirement() -> str | None:
 
 
 def adjust(name: str) -> None:
-    """Let an imported module of the compiler neither time kernels nor read values from the device."""
+    """Patch a module of the compiler so that it neither times kernels nor reads values from the device."""
     module: Any = sys.modules[name]
     if name == _CHOICES:
         module.AlgorithmSelectorCache.benchmark = _not_timing
@@ -74,7 +74,7 @@ def adjust(name: str) -> None:
         module.CachingAutotuner.run = _timed(module.CachingAutotuner.run, module.get_num_bytes)
         module.CachingAutotuner.coordinate_descent_tuning = lambda _, launcher, *__, **___: launcher
     elif name == _PADDING:
-        # Asked only about large multiplications of odd sizes, which padding makes faster on tensor cores.
+        # Decides about padding large products of odd sizes, which is faster on tensor cores.
         module.get_cached_should_pad = lambda _: True
     elif name == _TIMES:
         for benchmarker in (module.TritonBenchmarker, module.InductorBenchmarker):
@@ -88,7 +88,7 @@ def _taking_first(heuristics: Any) -> Any:
 
     @functools.wraps(tune)
     def first(size_hints: Any, configs: Any, *args: Any, heuristic_type: Any, **options: Any) -> Any:
-        # The first variant of others may need more shared memory than the card has.
+        # The first variant of other kernels may exceed the card's shared memory.
         if heuristic_type not in (kinds.TEMPLATE, kinds.USER_AUTOTUNE):
             configs = configs[:1]
         return tune(size_hints, configs, *args, heuristic_type=heuristic_type, **options)
@@ -97,11 +97,11 @@ def _taking_first(heuristics: Any) -> Any:
 
 
 def _timed(run: Any, bytes_of: Any) -> Any:
-    """Return the launch of a kernel, which reads and writes each of its tensors once on the modelled GPU."""
+    """Wrap a kernel's launch: the modelled kernel reads and writes each of its tensors once."""
 
     @functools.wraps(run)
     def timed(tuner: Any, *args: Any, **options: Any) -> Any:
-        changed = sum(name.startswith("in_out_ptr") for name in tuner.fn.arg_names)  # come first
+        changed = sum(name.startswith("in_out_ptr") for name in tuner.fn.arg_names)  # the first ones
         with clock.bandwidth_bound(bytes_of(*args, num_in_out_args=changed)):
             return run(tuner, *args, **options)
 
@@ -113,7 +113,7 @@ def _not_timing(_: Any, choices: Any, *__: Any, **___: Any) -> Any:
 
 
 def _on_host(run: Any) -> Any:
-    """Return the method with all operators on the CPU, so that the constants of a graph are computed."""
+    """Wrap a method to run all operators on the CPU, so that constants of a graph have values."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map
@@ -143,7 +143,7 @@ def _run_once(function: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
 
 
 def _falling_back(compiler: Any) -> Any:
-    """Return PyTorch's compiler of graphs; a graph that does not compile runs operation by operation."""
+    """Wrap PyTorch's compiler of graphs: a graph that does not compile runs uncompiled."""
     compile_ = compiler.compile_fx
 
     @functools.wraps(compile_)

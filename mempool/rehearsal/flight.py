@@ -1,11 +1,11 @@
-"""Replay of a flight recorder on the stand-in: the pool's calls in order, the driver's recorded answers.
+"""Replay of a flight recorder on the stand-in: the pool's calls, with the driver's recorded answers.
 
     $ MEMPOOL_FLIGHT=run.flight python train.py
     $ python -m mempool.rehearsal.flight run.flight
 
-The replay records a flight of its own, and both are compared: result, memory held, and place of each buffer
-in the driver's allocations. A difference is a decision of the pool that does not follow from its calls and
-from the answers of the driver.
+The replay records a second flight, and compares both: result, reserved memory, and offset of each buffer in
+the driver's allocations. A difference is a decision of the pool that depends on more than its calls and the
+driver's answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _KINDS = ("plain", "growing", "managed", "pinned")
 _MARKS = (_core.Mark.STEP, _core.Mark.BEGIN, _core.Mark.END)
 _RECORDING = [event for state, event, _ in _core.RecordingSchedule.transitions() if state == "idle"]
-#: Functions of the driver by which the pool gets addresses.
+#: Functions of the driver that return addresses to the pool.
 _ADDRESSES = ("cuMemAlloc_v2", "cuMemAddressReserve", "cuMemAllocManaged", "cuMemHostAlloc")
 #: Calls that are compared.
 _COMPARED = ("allocate", "free", "use", "reallocate", "give_back", "request_arena", "arena")
@@ -111,7 +111,7 @@ class _Replay:
             executor.shutdown()
 
     def _answer(self) -> None:
-        """Give the driver the recorded answers that depend on the GPU: failures, events, and free memory."""
+        """Pass the recorded GPU-dependent answers (failures, events, free memory) to the driver."""
         driver = self._driver
         driver.fake_answer.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t]
         records = self._flight.records
@@ -127,7 +127,7 @@ class _Replay:
                     driver.fake_answer(symbol.encode(), int(record["result"]), answer[0], answer[1])
 
     def _call(self, name: str, a: list[int], user: int, thread: int) -> Callable[[], Any] | None:
-        """Return the function that repeats a call; None for a record that tells of no call of a pool."""
+        """Return the function that repeats a call; None for records other than calls of a pool."""
         client: Any = self._clients.get(user)
         at, stream = self._addresses, self._streams
         calls: dict[str, Callable[[], Any]] = {
@@ -162,7 +162,7 @@ class _Replay:
         return calls.get(name)
 
     def _make_device(self, index: int, kind: int, *, else_plain: bool) -> None:
-        if self._pool is None:  # later devices only answer questions about streams
+        if self._pool is None:  # later devices only answer queries of streams
             self._device = _core.CudaDevice(
                 None if index < 0 else index,
                 driver=self._library,
@@ -225,7 +225,7 @@ def _end(executor: ThreadPoolExecutor) -> None:
 
 
 class _Streams(dict[int, int]):
-    """Recorded stream -> another number; default streams keep theirs."""
+    """Map of recorded streams to replayed streams; default streams keep their numbers."""
 
     def __init__(self, make: Callable[[], int]) -> None:
         super().__init__()

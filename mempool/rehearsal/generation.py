@@ -1,4 +1,4 @@
-"""Generation by transformers: ends at the longest sequence, which is known without values of the device."""
+"""Generation by transformers in a rehearsal: ends at the largest length, without values of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _reached: list[bool] = []  # one entry once the running generation has its longe
 
 
 def end_at_length(name: str) -> None:
-    """Let a generation end at its largest length; on a device without values no other criterion ends one."""
+    """End generations at their largest length, since other criteria need values of the device."""
     if name == _CRITERIA:
         criterion = sys.modules[_CRITERIA].MaxLengthCriteria
         criterion.__call__ = _noting(criterion.__call__)

@@ -1,4 +1,4 @@
-"""Requests and results of rehearsals, which travel between processes as JSON."""
+"""Requests and results of rehearsals, passed between processes as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Allocators of a rehearsal -> PyTorch's setting, or the kind of memory of a pool of this project.
+#: PyTorch's setting, or the kind of memory of a pool, by allocator of a rehearsal.
 PYTORCH_SETTINGS = {
     "native": "",
     "expandable": "expandable_segments:True",
@@ -31,20 +31,20 @@ class Job:
         seconds: seconds after which the program ends, or None.
         timeout: seconds without an optimizer step after which the program counts as hanging.
         limit_bytes: most bytes that PyTorch's allocator may hold on each device, or None.
-        offload_limit: limit in bytes or as a share within which tensors are offloaded, by a pool or, if
-            `compiled`, by compiled graphs; None for none.
+        offload_limit: limit of offloading in bytes or as a share, for a pool or, if `compiled`, for compiled
+            graphs; None without offloading.
         compiled: compile with this project's backend, within `offload_limit`.
-        card: card whose times are modelled for the offloading; None for an H100.
-        ranks: number of training processes of which the program is told to be the first.
+        card: card of the modelled times for offloading; None for an H100.
+        ranks: number of simulated training processes, of which the program is the first.
         allow_writes: leave checkpoints where the program writes them.
-        select: "none" or "all", the elements that masks select whose values are unknown.
-        check_streams: look for memory that two streams use without an order.
+        select: "none" or "all", the elements that unknown masks select.
+        check_streams: detect memory that two unordered streams use.
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
-        remember: keep the pool's plan for the next run, as `mempool.planning.remembered_plans` does, and
-            leave nothing in the way of that run, as `mempool.rehearsal.new_files` does.
+        remember: keep the pool's plan for the next run (`mempool.planning.remembered_plans`), and redirect
+            new files that could affect that run (`mempool.rehearsal.new_files`).
         folder: folder for the result, and for redirected checkpoints.
-        child: the process is one that the program started: it ends by itself or after its steps, and has a
+        child: true for a child process of the program, which ends by itself or after its steps, and has a
             result if it used a device.
     """
 
@@ -92,22 +92,23 @@ class Outcome:
         ended: "steps" or "seconds" for an end by the rehearsal; "program" for an end by the program itself;
             "out of memory", "error", "hang" or "signal".
         exit_code: of the process.
-        device: index of the device that the numbers are of.
+        device: index of the device of the numbers.
         devices_used: number of devices that held memory.
         peak_allocated_bytes: largest size of all live tensors, as PyTorch reports.
         peak_reserved_bytes: largest size of PyTorch's segments, or of the pool.
-        allocated_bytes, reserved_bytes: the same at the end of the last step.
+        allocated_bytes, reserved_bytes: allocated and reserved bytes at the end of the last step.
         segments: number of segments at the end.
         device_bytes: largest memory in use on the device, with the context and memory that other libraries
             take from the driver.
         out_of_memory_in_step: number of the step, from 1, that ran out of memory, or None.
         message: the error or the reason for the end, in one line; "" if all went well.
-        line: place in the program where it ended, as ``file:line``, or "".
-        value_reads: places at which the program read a value from the device -> number of reads.
-        shape_reads: places at which the shape of a result depended on such values -> number of results.
-        stream_faults: pairs of kernels that use the same memory on two streams without an order.
-        redirected: files that were written elsewhere.
-        left_folders: folders that a rehearsal before a run made and could not remove, as they are not empty.
+        line: source line at which the program ended, as ``file:line``, or "".
+        value_reads: number of value reads from the device, by source line of the program.
+        shape_reads: number of results whose shape depended on such values, by source line.
+        stream_faults: pairs of kernels that used the same memory on two unordered streams.
+        redirected: files that were redirected to the rehearsal's folder.
+        left_folders: new folders of a rehearsal before a run that could not be removed, as they are not
+            empty.
         notes: further sentences for the user.
         seconds: host seconds of the run.
         host_bytes: largest resident host memory of the process.
@@ -117,7 +118,7 @@ class Outcome:
         step_peaks: peak of allocated bytes up to the end of each step.
         name: name of a child process, such as "SpawnProcess-1", or of its script; "" for the program's own.
         pid: number of the process.
-        processes: outcomes of the program's child processes that asked a device for memory.
+        processes: outcomes of the program's child processes that requested device memory.
     """
 
     allocator: str
@@ -152,17 +153,17 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Return true if the program's memory is that of a whole run."""
+        """Return true if the measured memory covers a whole run."""
         return self.ended in ("steps", "seconds", "program")
 
     @property
     def asked_device(self) -> bool:
-        """Return true if the process held memory of a device, or was refused some."""
+        """Return true if the process requested device memory."""
         return self.peak_reserved_bytes > 0 or self.out_of_memory_in_step is not None
 
     @property
     def failed(self) -> bool:
-        """Return true if the program ended by neither the rehearsal, itself, nor a lack of memory."""
+        """Return true if the program ended by an error other than a lack of memory."""
         return not self.complete and self.ended != "out of memory"
 
     def write(self, path: Path) -> None:

@@ -30,7 +30,8 @@ def write_table(path: Path, libraries: Path, capability: tuple[int, int]) -> int
     Args:
         path: the file.
         libraries: folder of PyTorch's libraries.
-        capability: of the device, which runs the newest code of its major version that is not newer.
+        capability: capability of the device, which runs the newest code of its major version that it
+            supports.
     """
     lines: dict[str, str] = {}
     for library in sorted(libraries.glob("*.so*")):

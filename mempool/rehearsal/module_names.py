@@ -8,7 +8,7 @@ from typing import Any
 
 
 def attach(torch: Any) -> None:
-    """Attach the path of the innermost running module to each allocation of a forward."""
+    """Attach the path of the innermost running module to each allocation of a forward pass."""
     from torch.nn.modules.module import (
         register_module_forward_hook,
         register_module_forward_pre_hook,
@@ -22,7 +22,7 @@ def attach(torch: Any) -> None:
         if torch.compiler.is_compiling():  # the graph has no modules
             return
         module = getattr(module, "_orig_mod", module)  # of a compiled module
-        if module not in paths:  # the outermost module of an unknown tree: name all modules in the tree
+        if module not in paths:  # the root of an unknown tree: name its modules
             for path, inner in module.named_modules():
                 paths.setdefault(inner, f"{type(module).__name__}.{path}" if path else type(module).__name__)
         entered.append(paths[module])
@@ -35,9 +35,9 @@ def attach(torch: Any) -> None:
             entered.pop()
         torch.cuda.memory._set_memory_metadata(entered[-1] if entered else "")
 
-    # PyTorch warns of hooks that a compiled module calls too.
+    # PyTorch warns of hooks on compiled modules.
     warnings.filterwarnings("ignore", ".*when there are global hooks on modules", UserWarning)
     register_module_forward_pre_hook(enter)
-    # Called after exceptions too: the recomputation of a checkpoint ends in one.
+    # Also called after exceptions, such as the one that ends a checkpoint's recomputation.
     register_module_forward_hook(leave, always_call=True)
     register_optimizer_step_post_hook(lambda *_: None if torch.compiler.is_compiling() else entered.clear())

@@ -1,4 +1,4 @@
-"""Distributed programs as the first of several ranks, on PyTorch's process group that sends nothing."""
+"""Rehearsal of distributed programs as the first of several ranks, without communication."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ENVIRONMENT = {
 
 
 def accept_shapes() -> None:
-    """Let DistributedDataParallel not compare shapes with other ranks: nothing sends theirs."""
+    """Skip DistributedDataParallel's comparison of shapes with other ranks, which send none."""
     from torch.nn.parallel import distributed
 
     distributed._verify_param_shape_across_processes = lambda *_, **__: True
 
 
 def keep_objects() -> None:
-    """Let objects of other ranks equal this rank's: their pickled bytes would arrive as zeros.
+    """Make exchanges of objects return this rank's objects for all ranks, instead of zero bytes.
 
-    Groups of Gloo, whose processes exist, exchange objects as ever.
+    Groups of Gloo, whose processes exist, exchange objects normally.
     """
     import torch.distributed as dist
 
@@ -66,10 +66,10 @@ def _replace(dist: Any, name: str, function: Any) -> None:
 
 
 def pretend(ranks: int) -> None:
-    """Let ``torch.distributed.init_process_group`` make the first of so many ranks.
+    """Make ``torch.distributed.init_process_group`` create the first of ``ranks`` ranks.
 
-    The group on devices is that of the stand-in's NCCL, whose communicators wait for nobody; collectives on
-    the host do nothing. The other ranks' values are missing: what is gathered from them is zero.
+    Groups on devices use the stand-in's NCCL, whose communicators never wait; collectives on the host do
+    nothing. Values gathered from other ranks are zero.
     """
     import torch.distributed as dist
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
@@ -89,7 +89,7 @@ def pretend(ranks: int) -> None:
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any
     ) -> Any:
-        if backend is not None:  # others than NCCL wait for the other ranks
+        if backend is not None:  # other backends wait for other ranks
             backend = re.sub("gloo|mpi|ucc", "fake", str(backend).lower())
         return make_more(ranks, timeout, backend, *args, **options)
 

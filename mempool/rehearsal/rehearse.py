@@ -1,4 +1,4 @@
-"""Run programs on the stand-in, one process each, and collect what they held."""
+"""Runs programs on the stand-in, one process each, and collects the outcomes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from mempool.hardware.gpu_memory import Card
     from mempool.rehearsal.standin import Installation
 
-#: Memory of a device in bytes where no card is given: more than any program asks for.
+#: Memory of a device without a card, in bytes: more than any program requests.
 UNLIMITED = 1 << 40
 _STARTUP = Path(__file__).parent / "startup"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices that a rehearsal pretends to have.
+    """Simulated devices of a rehearsal.
 
     Attributes:
-        card: the kind of device; None for an H100 with more memory than any program asks for.
+        card: the kind of device; None for an H100 with more memory than any program requests.
         devices: number of devices.
         values: "zero" or "random", the values that a program reads from a device.
-        own_capability: compute capability if no card is given; None for that of an H100.
+        own_capability: compute capability without a card; None for an H100's.
     """
 
     card: Card | None = None
@@ -167,6 +167,7 @@ class StandInRunner:
             standin.SETTINGS: settings,
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),
+            child.PROCESS: "",
         }
         environment |= compilation.environment(self._libraries / standin.DRIVER)
         tools = Path(job.folder) / "tools"

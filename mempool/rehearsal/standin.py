@@ -1,9 +1,9 @@
 """The stand-in for CUDA's libraries: written for an installed PyTorch, and loaded before PyTorch.
 
-PyTorch finds a library that is already loaded under the name it asks for, and takes that library instead of
-NVIDIA's. So the stand-in is a few small libraries under those names. The functions with a behavior are in
-``libmempool_standin.so``, which is built with this package. All other functions that PyTorch imports are
-written into ``libmempool_generated.so`` on each machine, so that a new release of PyTorch needs no new code.
+The dynamic linker uses an already loaded library of the requested name instead of NVIDIA's file. So the
+stand-in is a few small libraries with those names. ``libmempool_standin.so``, which is built with this
+package, has the functions with a behavior. ``libmempool_generated.so``, written on each machine, has all
+other functions that PyTorch imports, so that a new release of PyTorch needs no new code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LIBRARY = Path(_core.__file__).parent / "rehearsal" / "libmempool_standin.so"
 #: Environment variables for the program and its child processes: settings, and the folder of libraries.
 SETTINGS, FOLDER = "MEMPOOL_STANDIN", "MEMPOOL_STANDIN_LIBRARIES"
-DRIVER = "driver"  #: folder in that folder with the driver under its own name, for linkers
+DRIVER = "driver"  #: subfolder with the driver under its own name, for linkers
 _HANDLER = "mempool_standin_missing"
 _GENERATED = "libmempool_generated.so"
 #: Functions of CUDA's libraries.
@@ -37,14 +37,14 @@ _FUNCTION = re.compile(
     r"(__cuda|cu(da|blas|blasLt|dnn|solver|solverMg|sparse|sparseLt|fft|rand|pti|File)?[A-Z]"
     r"|nccl[A-Z]|pnccl[A-Z]|nvml|nvrtc|nvJitLink|nvshmem|nvtx)\w*$"
 )
-#: Libraries that the stand-in replaces, by the beginning of their names.
+#: Prefixes of the names of libraries that the stand-in replaces.
 _REPLACED = re.compile(
     r"lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cusolver|cusolverMg|cusparse|cusparseLt|cufft|curand|cupti"
     r"|cufile|nccl|nvrtc|nvJitLink|nvshmem_host|nvToolsExt|nvidia-ml)\.so\b"
 )
-#: Functions that answer through their arguments: a call that the stand-in lacks must not seem to succeed.
+#: Functions with results in their arguments: if the stand-in lacks one, its calls must fail.
 _ANSWERS = re.compile(r"Get|Create|Query|Find|[Bb]ufferSize|Size|Export|Import|Alloc|Open|Search|Select")
-#: Beginning of the stand-in's fault for memory that two streams use.
+#: Prefix of the stand-in's faults about memory that two streams use.
 _UNORDERED = "memory is used by work of two streams that nothing orders: "
 _CAPABILITY = (75, 76)  #: attributes of a device: major and minor number of the compute capability
 _OPENED = ("libcuda.so.1", "libnvidia-ml.so.1")  #: libraries that programs open by name
@@ -58,8 +58,8 @@ class Installation:
         folder: the package's folder.
         version: of PyTorch, such as "2.11.0+cu130".
         cuda: version of CUDA that PyTorch was built with, such as "13.0".
-        cudnn: version of cuDNN that is installed beside PyTorch, as cuDNN returns it: 91900 for 9.19.0. None
-            where cuDNN is not a package.
+        cudnn: version of the installed package of cuDNN, in cuDNN's format: 91900 for 9.19.0. None without a
+            package.
     """
 
     folder: Path
@@ -115,10 +115,10 @@ def _cudnn_version(packages: Path, cuda: str) -> int | None:
 
 
 def write_libraries(folder: Path, installation: Installation) -> None:
-    """Write the libraries that replace NVIDIA's for an installed PyTorch into a folder.
+    """Write the libraries that replace NVIDIA's for an installed PyTorch to a folder.
 
     Raises:
-        UsageError: the machine or PyTorch's libraries are of an unknown kind.
+        UsageError: the machine or PyTorch's libraries are not supported.
     """
     names, functions = set(_OPENED), set[str]()
     for library in sorted((installation.folder / "lib").glob("*.so*")):
@@ -129,7 +129,7 @@ def write_libraries(folder: Path, installation: Installation) -> None:
         functions.update(filter(_FUNCTION.match, read_exports(library)))
     _write_functions(folder / _GENERATED, functions - read_exports(LIBRARY))
     for name in sorted(names):
-        # PyTorch loads NVIDIA's libraries by their paths where a file named libcudart.so is in the process.
+        # PyTorch loads NVIDIA's libraries by path if the process has a file named libcudart.so.
         file = folder / name.replace("lib", "standin-", 1)
         write_library(file, name, silent=[], missing=[], needed=[LIBRARY.name, _GENERATED], handler=_HANDLER)
     (folder / DRIVER).mkdir()
@@ -143,7 +143,7 @@ def _write_functions(path: Path, functions: set[str]) -> None:
 
 
 def _nvidia_libraries(packages: Path, names: set[str]) -> Iterator[Path]:
-    """Yield NVIDIA's libraries beside PyTorch, of whose functions extensions may want more."""
+    """Yield NVIDIA's installed libraries, of which extensions may use further functions."""
     for library in sorted((packages / "nvidia").glob("*/lib/lib*.so*")):
         if library.name in names:
             yield library
@@ -159,7 +159,7 @@ def load(folder: Path) -> None:
 
 
 def _serve_extensions(folder: Path) -> None:
-    """Let extensions that are loaded later find functions of CUDA that PyTorch does not import."""
+    """Serve extensions that use functions of CUDA which PyTorch does not import."""
     library, loader = cast("Any", ctypes.CDLL), cast("Any", ExtensionFileLoader)
     load_library, make_module = library.__init__, loader.create_module
     made: list[Path] = []
@@ -191,7 +191,7 @@ def _serve_extensions(folder: Path) -> None:
 
 
 def stream_faults() -> list[str]:
-    """Return the pairs of kernels that the stand-in saw use memory on two streams without an order."""
+    """Return the pairs of kernels that used the same memory on two unordered streams."""
     library, text = ctypes.CDLL(str(LIBRARY)), ctypes.create_string_buffer(1 << 12)
     found = []
     for index in range(library.fake_faults()):
@@ -218,5 +218,5 @@ def present_capability() -> tuple[int, int] | None:
 
 
 def has_gpu() -> bool:
-    """Return whether this machine has an NVIDIA GPU, which a rehearsal does not touch."""
+    """Return whether this machine has an NVIDIA GPU."""
     return Path("/dev/nvidiactl").exists()

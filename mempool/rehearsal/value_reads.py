@@ -1,4 +1,4 @@
-"""Places at which a program reads values of tensors on the device, which a rehearsal cannot know."""
+"""Counts of a program's reads of values on the device, which a rehearsal does not know."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from mempool.rehearsal.program_lines import program_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Methods of a tensor that return its values to the program.
 _READS = ("__bool__", "__float__", "__int__", "__index__", "item", "tolist")
-#: Methods and functions whose result's shape depends on values; masks see `mempool.rehearsal.value_rules`.
+#: Methods and functions whose result's shape depends on values; for masks see
+#: `mempool.rehearsal.value_rules`.
 _SHAPES = ("unique", "unique_consecutive")
-_MOST = 1000  #: places to remember
+_MOST = 1000  #: most source lines to remember
 
 
 def install(reads: dict[str, int], shapes: dict[str, int]) -> None:
-    """Count reads, and results of unknown shape, at each innermost line of the program.
+    """Start counting reads, and results of unknown shape, by innermost line of the program.
 
     Args:
-        reads: table of ``file:line`` -> number of reads.
-        shapes: the same for results whose shape depends on values.
+        reads: number of reads, by ``file:line``.
+        shapes: number of results whose shape depends on values, by ``file:line``.
     """
     import torch
 
@@ -43,10 +46,8 @@ def _counting(method: Callable[..., Any], places: dict[str, int]) -> Callable[..
 
 
 def note(places: dict[str, int], frame: Any) -> None:
-    """Count the innermost line of the program in a stack, unless a compiler reads for itself."""
+    """Count the innermost line of the program in a stack, except for reads of a compiler."""
     from torch._guards import CompileContext
-
-    from mempool.rehearsal.child import program_line
 
     if CompileContext.try_get() is not None:
         return

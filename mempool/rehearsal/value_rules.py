@@ -1,11 +1,11 @@
-"""Values that a rehearsal supplies, because kernels compute none: finite numbers, known masks, repeats.
+"""Values that a rehearsal supplies, since kernels compute none: finite numbers, known masks, repeats.
 
-The rules replace operators in PyTorch's dispatcher, so that they hold for calls from C++ too:
+The rules replace operators in PyTorch's dispatcher, so that they apply to calls from C++, too:
 
-* ``isfinite`` is true, and so is ``all`` of it; ``allclose`` is true. Programs assert these.
-* ``nonzero``, to which PyTorch turns a mask in an index, selects nothing; with ``select="all"`` everything. A
-  mask that the host has copied to the device selects what it says.
-* ``repeat_interleave`` repeats once what is repeated by a number that a kernel computed.
+* ``isfinite``, ``all`` of its result, and ``allclose`` are true, since programs assert them.
+* ``nonzero``, into which PyTorch converts a mask in an index, selects no elements, or all with
+``select="all"``. A mask that the host copied to the device selects its true elements.
+* ``repeat_interleave`` repeats each element once if a kernel computed the number of repeats.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def install(places: dict[str, int], select: str) -> None:
     """Replace the operators of CUDA tensors.
 
     Args:
-        places: table of ``file:line`` -> number of results whose shape depends on values that are unknown.
+        places: number of results whose shape depends on unknown values, by ``file:line``.
         select: "none" or "all", the elements that unknown masks select.
     """
     import torch
@@ -49,23 +49,23 @@ def install(places: dict[str, int], select: str) -> None:
     _kept.append(library)
 
 
-_kept: list[Any] = []  # replaced operators end with their library
+_kept: list[Any] = []  # a library's end would restore its operators
 
 
 def _replace(torch: Any, library: Any, name: str, rule: Any) -> None:
-    """Replace an operator on CUDA by a function whose first argument calls the operator of before."""
+    """Replace an operator on CUDA by a function whose first argument is the original operator."""
     kernel = torch.library.get_kernel(f"aten::{name}", "CUDA")
 
     def call(keys: Any, *args: Any, **options: Any) -> Any:
         return rule(lambda *a, **o: kernel.call_boxed(keys, *a, **o), *args, **options)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an operator that is replaced
+        warnings.simplefilter("ignore")  # about replaced operators
         library.impl(name, call, "CUDA", with_keyset=True)
 
 
 class _Rules:
-    """The operators, whose first argument is the replaced one."""
+    """Replacements of operators; their first argument is the original operator."""
 
     def __init__(self, torch: Any, places: dict[str, int], select: str) -> None:
         self._torch, self._places, self._select = torch, places, select
@@ -76,7 +76,7 @@ class _Rules:
         self._standin.mempool_standin_knows.argtypes = range_
 
     def _promise(self, result: Any) -> Any:
-        """Let a tensor of booleans read as true as long as it exists."""
+        """Make reads of a tensor of booleans return true while the tensor exists."""
         storage = result.untyped_storage()
         place = (storage.data_ptr(), storage.nbytes())
         self._standin.mempool_standin_promise(*place, 1)
@@ -89,7 +89,7 @@ class _Rules:
         return int(self._standin.mempool_standin_knows(tensor.data_ptr(), tensor.nbytes))
 
     def isfinite(self, _: Operator, tensor: Any) -> Any:
-        """Compute with PyTorch's steps, which take memory."""
+        """Return a mask of true elements, with the memory of PyTorch's intermediate tensors."""
         torch = self._torch
         if tensor.is_complex():
             return self._promise(torch.isfinite(tensor.real).logical_and_(torch.isfinite(tensor.imag)))
@@ -102,12 +102,12 @@ class _Rules:
         return True
 
     def all(self, original: Operator, tensor: Any) -> Any:
-        """Return true for what is promised to be true."""
+        """Return true for a mask that is promised to be true."""
         result = original(tensor)
         return self._promise(result) if self._knowledge(tensor) == _PROMISED else result
 
     def nonzero(self, original: Operator, tensor: Any) -> Any:
-        """Return the indices in a known mask, else those of no element or of all."""
+        """Return the indices of a known mask, else of no elements or of all elements."""
         if self._knowledge(tensor) == _COPIED:
             return tensor.cpu().nonzero().to(tensor.device)
         note(self._places, sys._getframe(1))

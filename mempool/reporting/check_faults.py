@@ -22,7 +22,7 @@ FaultKind = Literal["past_end", "before_begin", "after_free", "double_free", "in
 
 @dataclass(frozen=True)
 class Fault:
-    """One wrong write or free.
+    """A wrong write or free.
 
     Attributes:
         kind: type of the fault.

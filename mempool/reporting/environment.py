@@ -15,13 +15,13 @@ from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.settings import TESTED, untested
 
-#: Packages whose versions explain a behavior: frameworks, trainers, and what mempool needs.
+#: Packages whose versions may explain a behavior: frameworks, trainers, and dependencies of mempool.
 PACKAGES = (
     "numpy", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "rmm-cu12", "rmm-cu13",
     "transformers", "lightning", "accelerate", "trl", "diffusers", "deepspeed", "bitsandbytes",
     "ortools", "pyarrow", "rich", "typer", "bokeh",
 )  # fmt: skip
-#: Beginnings of environment variables that change allocators or devices.
+#: Prefixes of environment variables that change allocators or devices.
 VARIABLES = ("MEMPOOL", "PYTORCH_", "CUDA_VISIBLE", "OMP_NUM_THREADS", "LD_PRELOAD", "CXX")
 
 
@@ -56,7 +56,7 @@ def _version(package: str) -> str | None:
 
 
 def _compiler() -> str | None:
-    """Return the C++ compiler for the companion of PyTorch's allocator."""
+    """Return the C++ compiler for the libraries that are compiled against PyTorch."""
     from mempool.torch import compiled_library
 
     try:
@@ -93,7 +93,7 @@ def _findings(*, has_gpu: bool) -> list[dict[str, str]]:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # a framework that does not import is what the report is for
+        except Exception as error:  # the report must show a framework that fails to import
             problem = f"{name} cannot be imported: {type(error).__name__}: {error}"
             found.append(_finding("import", "stops", problem, f"install {name} anew"))
             continue

@@ -20,7 +20,7 @@ def explain(pool: PoolSnapshot) -> str:
     return "\n".join([*lines, *_avoided_ranges(pool), *map(_decision, pool.decisions[-LATEST_DECISIONS:])])
 
 
-#: Decisions that an explanation ends with.
+#: Number of latest decisions at the end of an explanation.
 LATEST_DECISIONS = 20
 
 
@@ -116,7 +116,7 @@ class NewDivergences:
     def __call__(self) -> list[str]:
         """Return lines for the divergences since the last call."""
         divergences = self._client.divergences()
-        if len(divergences) < self._logged:  # a new plan has begun a new list
+        if len(divergences) < self._logged:  # a new plan starts a new list
             self._logged = 0
         fresh, self._logged = divergences[self._logged :], len(divergences)
         return explain_divergences(fresh, self._client.state()["refusal"])

@@ -1,4 +1,4 @@
-"""Memory of a pool over the time of a program, and its picture."""
+"""History of a pool's memory over a program's run, and its plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from mempool.pool import Pool
 
-#: Samples beyond which two become one: more than a screen has columns.
+#: Most samples before each two are merged: more than a screen has columns.
 MOST_SAMPLES = 4096
 #: Colors that color-blind readers can distinguish (Okabe and Ito).
 _COLORS = {"reserved": "#56b4e9", "live": "#d55e00", "planned": "#009e73"}
@@ -22,7 +22,7 @@ _COLORS = {"reserved": "#56b4e9", "live": "#d55e00", "planned": "#009e73"}
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory since the sample before, in bytes.
+    """Memory since the previous sample, in bytes.
 
     Attributes:
         seconds: time since the first sample.
@@ -56,7 +56,7 @@ class MemoryHistory:
         self._stride = self._calls = 0
 
     def sample(self) -> None:
-        """Add a sample; of a long program, join two samples to one."""
+        """Add a sample; merge samples pairwise once there are too many."""
         pool, metrics = self.pool, self.pool.metrics()
         state = pool.client.state()
         new = Sample(
@@ -127,6 +127,6 @@ def page(histories: Sequence[MemoryHistory]) -> str:
 
 
 def _joint(one: Sample, two: Sample) -> Sample:
-    """Return the sample of both times."""
+    """Merge two successive samples."""
     live, reserved = max(one.live, two.live), max(one.reserved, two.reserved)
     return Sample(two.seconds, two.step, live, reserved, two.planned)

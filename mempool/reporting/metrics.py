@@ -30,7 +30,7 @@ NOTHING: Metrics = {
     "limit_bytes": 0,
     "waited_seconds": 0.0,
 }
-#: Metrics of which several devices have the largest; other numbers are added up.
+#: Metrics combined over several devices by their maximum; other numbers are added.
 _COMMON = ("steps", "periods", "planned_from")
 
 
@@ -60,7 +60,7 @@ def make_metrics(pool: Pool) -> Metrics:
 
 
 def joint_metrics(each: Sequence[Metrics], state: str) -> Metrics:
-    """Return the metrics of several devices together."""
+    """Combine the metrics of several devices."""
     joint: dict[str, Any] = dict(NOTHING)
     for metrics in each:
         for key, value in metrics.items():

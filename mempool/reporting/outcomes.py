@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: Outcomes that are not misses: hits, positions that no plan could serve, and allocations that were requested
-#: outside plans.
+#: Outcomes other than misses: hits, positions that no plan could serve, and allocations that the program
+#: excluded from plans.
 NOT_MISSES = ("hit", "dynamic", "out_of_iteration")
 
 
@@ -13,7 +13,7 @@ def missed(outcomes: dict[str, int]) -> int:
 
 
 class NewOutcomes:
-    """Counter of each outcome's allocations from one call to the next."""
+    """Counter of the allocations of each outcome since the previous call."""
 
     def __init__(self) -> None:
         """Start at zero: the first call returns all allocations."""

@@ -13,7 +13,7 @@ from mempool.units import sized
 if TYPE_CHECKING:
     from mempool.planning.planned_pattern import PlannedPattern
 
-#: Peak of requested bytes below which a program gave the pool next to nothing to do.
+#: Least peak of requested bytes of a program whose pool counts as used.
 LITTLE = 1 << 20
 _TEXT = (
     ("state", "state"),
@@ -71,7 +71,7 @@ class PoolSnapshot:
         shared_with: names of the other clients of the memory.
         max_reserved_bytes: limit of the reserved memory, or None.
         offloading: the report's part about offloading, or None.
-        withdrawn: reason why the last unprofitable plan was withdrawn, or empty.
+        withdrawal_reason: reason why the last unprofitable plan was withdrawn, or empty.
     """
 
     name: str
@@ -92,12 +92,12 @@ class PoolSnapshot:
     shared_with: list[str]
     max_reserved_bytes: int | None
     offloading: dict[str, Any] | None
-    withdrawn: str
+    withdrawal_reason: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """Counts since the pool began; hits and misses since the first plan took effect. Sizes in bytes."""
+    """Counts since the pool's start, hits and misses since the first plan took effect, and sizes in bytes."""
 
     values: dict[str, Any]
 
@@ -116,7 +116,7 @@ class Report:
         return verdict(self.values)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return labels and values as people read them, without values that do not exist."""
+        """Return labels and formatted values, without missing values."""
         said = self.values
         rows = [
             (label, readable(key, said[key])) for key, label in _TEXT if said[key] not in (None, 0, [], 0.0)
@@ -182,13 +182,13 @@ def make_report(pool: PoolSnapshot) -> Report:
         "misses": sum(misses.values()),
         "misses_by_reason": misses,
         "hits_total": client["outcomes"]["hit"],
-        # Without a plan, as before the first one, allocations cannot miss.
+        # Without a plan, allocations cannot miss.
         "misses_total": missed(client["outcomes"]) - client["outcomes"]["unplanned"],
         "dynamic": steady["dynamic"],
         "out_of_iteration": steady["out_of_iteration"],
         "hit_rate": steady["hit"] / asked if asked else None,
         "coverage": planned.pattern.coverage if planned is not None else None,
-        # The owner of a buffer in the arena is known only to that owner's client.
+        # Only the client of a buffer in the arena knows the owner.
         "persistent_bytes": None
         if pool.shared_with
         else max(client["live"]["current"] - pool.arena_used_bytes, 0),

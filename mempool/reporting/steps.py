@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mempool import _core
 
-#: Steps after a plan took effect in which the arena's pages are touched first: two columns of offsets, and a
+#: Steps from the effect of a plan until all pages of the arena are touched: two columns of offsets, and a
 #: step that began before the plan.
 SETTLING_STEPS = 4
 
@@ -24,7 +24,7 @@ class StepCounter:
     def __init__(self, client: _core.Client) -> None:
         self._client = client
         self._latest_plan = 0
-        self._settled: tuple[int, int] | None = None  # step and page faults of the process then
+        self._settled: tuple[int, int] | None = None  # step, and page faults of the process at that time
         self._faults = 0
         self.steps = self.planned_from = 0
 
@@ -44,7 +44,7 @@ class StepCounter:
 
     @property
     def page_faults(self) -> float | None:
-        """Page faults of the process a step since the latest plan has settled; None before."""
+        """Page faults of the process per step since the latest plan's arena was touched; None before."""
         if self._settled is None or self.steps <= self._settled[0]:
             return None
         step, faults = self._settled

@@ -1,4 +1,4 @@
-"""One line about what a pool did, for people."""
+"""Verdict: one line for users about a pool's effect."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from mempool.reporting.report import PoolSnapshot
 
-#: Steps below which a program is too short for a plan: three that are alike, and those beside them.
+#: Steps below which a program is too short for a plan: three equal steps, and the steps before and after.
 FEW_STEPS = 5
-#: Hit rate from which misses are not worth mentioning.
+#: Least hit rate at which the line does not mention misses.
 GOOD_HIT_RATE = 0.95
 
 
 def verdict(values: dict[str, Any]) -> str:
-    """Return the line of a report's values."""
+    """Return the verdict from a report's values."""
     rank = "" if values["rank"] is None else f" (rank {values['rank']})"
     said = [_plan(values), _memory(values), *_swapping(values["swapping"] or {})]
     faults = values["page_faults_per_step"]
@@ -62,7 +62,7 @@ def _swapping(values: dict[str, Any]) -> list[str]:
 
 
 def no_plan_reason(pool: PoolSnapshot) -> str | None:
-    """Return why there is no plan, and what would help; None if there is a plan."""
+    """Return the reason for the lack of a plan, and a remedy; None if there is a plan."""
     state = pool.client_state
     if pool.mode != "replay":
         return f"none was asked for (MEMPOOL={pool.mode})"
@@ -70,8 +70,8 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
         return f"it was made, but there is no memory for its arena: {REFUSALS[state['refusal']]}"
     if pool.planned is not None or state["replaying"]:
         return None
-    if pool.withdrawn:
-        return f"it was withdrawn, as it did not pay: {pool.withdrawn}"
+    if pool.withdrawal_reason:
+        return f"it was withdrawn, as it did not pay: {pool.withdrawal_reason}"
     if state["plan_active_at_iteration"]:
         return "the one there was has been dropped, as the program did not follow it (see --explain)"
     if state["events_dropped"]:

@@ -1,4 +1,4 @@
-"""Pictures of traces and plans: a page that needs no network, a figure in a notebook, a file for Perfetto.
+"""Pictures of traces and plans: a self-contained page, a notebook figure, a file for Perfetto.
 
 The import only defines names; Bokeh is imported when a figure is drawn.
 """

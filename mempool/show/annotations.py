@@ -1,4 +1,4 @@
-"""Events of a program apart from buffers: refused requests, marks, and nested named ranges."""
+"""Annotations of a timeline: refused requests, marks, and nested named ranges of a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Annotations:
     Attributes:
         refused: int64[k], time of each refused request.
         asked: int64[k], requested bytes.
-        free: int64[k], bytes that were free on the device then, -1 where unknown.
+        free: int64[k], free bytes of the device at each refused request, -1 where unknown.
         named: for each of "operation", "frame" and "stack" int64[k], index into the timeline's names or -1.
         mark: int64[m], time of each mark.
         mark_name: int64[m], index into names, -1 for a mark without a name.
@@ -77,7 +77,7 @@ def annotations_of(trace: Trace, free: NDArray[np.int64] | None) -> Annotations:
 
 
 def _categories(trace: Trace) -> NDArray[np.str_]:
-    """Return for each mark whether a range begins or ends there; "" for every other event."""
+    """Return the category of each mark that begins or ends a range; "" for other events."""
     told = np.array([name if name in (RANGE_BEGIN, RANGE_END) else "" for name in trace.names] + [""])
     return np.where(trace.kind == EventType.MARK, told[trace.category], "")
 
@@ -85,9 +85,10 @@ def _categories(trace: Trace) -> NDArray[np.str_]:
 def _ranges(
     category: NDArray[np.str_], operation: NDArray[np.int32], last: int
 ) -> tuple[NDArray[np.int64], ...]:
-    """Pair each end with the latest open beginning of the same name; let a range without an end last.
+    """Pair each end with the latest open beginning of the same name.
 
-    An end without a beginning is of a range that was open before the recording. Ranges of threads interleave.
+    A range without end lasts to the last event. An end without a beginning belongs to a range from before the
+    recording. Ranges of several threads interleave.
     """
     opened: list[int] = []
     rows: list[tuple[int, int, int]] = []

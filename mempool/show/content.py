@@ -1,4 +1,4 @@
-"""Content of a page: the whole scene up to a size, else the largest pieces and a picture of the others."""
+"""Content of a page: the whole scene or, if too large, the largest pieces and a density of the others."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from mempool.show.view import View
 
-#: Limits of a page: numbers of all pieces, and characters; Bokeh's script comes on top.
+#: Limits of a page, without Bokeh's script: number of pieces, and characters.
 MOST_NUMBERS, MOST_CHARACTERS = 8_000_000, 22_000_000
 #: Limits of a view's segments, and of a timeline's refused requests, marks and ranges each.
 _MOST_SEGMENTS, _MOST_NOTES = 20_000, 5_000
 
 
 def content_of(scene: Scene, *, frames: bool = False) -> tuple[str, dict[str, int]]:
-    """Return the packed content of a page, with the number of pieces and of pieces drawn one by one.
+    """Return the packed content of a page, with the numbers of pieces and of separately drawn pieces.
 
     Args:
         scene: the scene to show.
-        frames: include source lines, which reveal their author's folders and programs.
+        frames: include source lines, which may be confidential.
     """
     most = MOST_NUMBERS // (3 * len(scene.timelines) + len(scene.views))
     while True:
@@ -56,14 +56,14 @@ def _packed(scene: Scene, keeps: Sequence[NDArray[np.int64]], *, frames: bool) -
 
 
 def _opens(scene: Scene, timelines: Sequence[dict[str, Any]]) -> int:
-    """Return the view to open with: the requested one, or the first of the timeline with the highest peak."""
+    """Return the initial view: as requested, else the first view of the timeline with the highest peak."""
     if scene.opens is not None:
         return scene.opens
     return max(range(len(scene.views)), key=lambda k: timelines[scene.views[k].timeline]["load"]["peak"][1])
 
 
 def _largest(timeline: Timeline, most: int) -> NDArray[np.int64]:
-    """Return the pieces with most bytes times time, in their order."""
+    """Return the pieces with the largest products of bytes and time, in their order."""
     if len(timeline.owner) <= most:
         return np.arange(len(timeline.owner))
     area = timeline.size[timeline.owner] * (timeline.end - timeline.start).astype(np.float64)
@@ -123,7 +123,7 @@ def _load(packer: Packer, timeline: Timeline) -> dict[str, Any]:
 
 
 def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[str, Any] | None:
-    """Pack the load of the pieces that are not drawn one by one; None if all pieces are."""
+    """Pack the load of the pieces that are not drawn separately; None if all are."""
     left = np.delete(np.arange(len(timeline.owner)), keep)
     if len(left) == 0:
         return None
@@ -133,7 +133,7 @@ def _small(packer: Packer, timeline: Timeline, keep: NDArray[np.int64]) -> dict[
 
 
 def _notes(packer: Packer, timeline: Timeline, *, frames: bool) -> dict[str, Any]:
-    """Pack the largest refused requests, marks spread over the whole time, and the longest ranges."""
+    """Pack the largest refused requests, evenly spread marks, and the longest ranges."""
     notes, names = timeline.annotations, timeline.names
     refused = np.sort(np.argsort(-notes.asked, kind="stable")[:_MOST_NOTES])
     marks = np.unique(np.linspace(0, len(notes.mark) - 1, min(len(notes.mark), _MOST_NOTES)).astype(np.int64))

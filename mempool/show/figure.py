@@ -1,4 +1,4 @@
-"""Bokeh figure: the load above, buffers over time below, and the script that fills both plots."""
+"""Bokeh figure: plots of the load and of buffers over time, and the script that fills them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Figure:
         return self.page()[0]
 
     def page(self) -> tuple[str, dict[str, int]]:
-        """Return the page, and the number of ``pieces`` and of pieces ``drawn`` one by one.
+        """Return the page, with the numbers of ``pieces`` and of separately ``drawn`` pieces.
 
         Raises:
             ModuleNotFoundError: Bokeh is not installed.
@@ -86,7 +86,7 @@ class Figure:
         return render_page(self.scene.title, _layout(packed)), counts
 
     def _repr_html_(self) -> str:
-        """Return the page in an iframe, so that styles and keys do not interfere with the notebook's."""
+        """Return the page in an iframe, separate from the notebook's styles and keys."""
         from mempool.show.figure import render_iframe
 
         return render_iframe(self.html())
@@ -132,7 +132,7 @@ def _layout(packed: str) -> Any:
     code = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     arguments = {"packed": packed, "load": load, "strip": strip, "addresses": addresses, **sources}
     start = CustomJS(args=arguments, code=code)
-    addresses.js_on_change("inner_width", start)  # set by the layout, and again by a resize
+    addresses.js_on_change("inner_width", start)  # set by the layout and by resizes
     return column(load, strip, addresses, sizing_mode="stretch_width")
 
 
@@ -182,7 +182,7 @@ def _draw_strip(plot: Any) -> dict[str, Any]:
 
 
 def _draw_refused(load: Any, addresses: Any) -> dict[str, Any]:
-    """Draw a line for each refused request, upwards from the live bytes by the requested bytes."""
+    """Draw a line for each refused request, from the live bytes upwards by the requested bytes."""
     from bokeh.models import ColumnDataSource, LabelSet
 
     columns: dict[str, list[int]] = {"time": [], "low": [], "high": []}
@@ -273,12 +273,12 @@ def render_page(title: str, layout: Any) -> str:
 
     Args:
         title: text of the window's title.
-        layout: a Bokeh layout, whose texts are this project's own.
+        layout: a Bokeh layout without text from traces.
     """
     from bokeh.embed import json_item
     from bokeh.resources import Resources
 
-    # Text that comes only from Bokeh and the page's own files; text from traces is in the packed content.
+    # Text of Bokeh and of this project's files; text from traces is in the packed content.
     item = json.dumps(json_item(layout, "figure")).replace("<", "\\u003c")
     parts = {
         "TITLE": html.escape(clean(title)),
@@ -288,7 +288,7 @@ def render_page(title: str, layout: Any) -> str:
         "SCRIPT": '"use strict"\n{\n' + "\n".join(map(_asset, _PAGE_SCRIPTS)) + "}",
     }
     page = _asset("page.html")
-    pieces = page.split("@@")  # text, name, text, name, ..., text: inserted parts are not split again
+    pieces = page.split("@@")  # text, name, text, ..., text; inserted parts are not split
     return "".join(parts[piece] if k % 2 else piece for k, piece in enumerate(pieces))
 
 

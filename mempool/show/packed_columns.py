@@ -1,8 +1,8 @@
-"""Packing of columns of numbers, names and stacks as one compressed string that a page can hold.
+"""Packing of columns of numbers, names and stacks into one compressed string for a page.
 
 Layout, little-endian: the length of a JSON text in 4 bytes, the text, then each column's bytes plane by
-plane, lowest first: this groups similar bytes, which compress well. The whole is gzipped and in base64. Text
-from traces is nowhere else in a page, so no such text is ever interpreted as markup.
+plane, the lowest first, which groups similar bytes for compression. The whole is gzipped and in base64. All
+text from traces is in this string, so it is never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-#: Characters kept of a name; the rest adds no information.
+#: Most characters of a name.
 _LONGEST_NAME = 300
 _GZIP = 31  # zlib's code for a window of 32 KiB with gzip's header
-_LEVEL = 1  # other levels take three times as long for a tenth less
+_LEVEL = 1  # others take three times as long and save a tenth
 
 
 class Packer:
@@ -34,7 +34,7 @@ class Packer:
         self._at = 0
 
     def column(self, values: ArrayLike, *, delta: bool = False) -> dict[str, Any]:
-        """Add whole numbers >= -1, in as many bytes as the largest needs; ``delta`` for ascending numbers."""
+        """Add whole numbers >= -1 in the bytes that the largest needs; ``delta``: for ascending numbers."""
         numbers = np.asarray(values, np.int64)
         first = int(numbers[0]) if delta and len(numbers) else 0
         stored = np.diff(numbers, prepend=first) if delta else numbers + 1
@@ -56,7 +56,7 @@ class Packer:
 def clean(name: str) -> str:
     """Return a name of bounded length, without control characters and direction marks.
 
-    Direction marks would change how other names are displayed.
+    Direction marks would change the display of other names.
     """
     name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
     return name if name.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in name)
@@ -70,7 +70,7 @@ _DEEPEST = 300
 
 
 def named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any] | None:
-    """Pack the names that occur, or the most frequent ones, and for each index a position among these names.
+    """Pack the used names, or the most frequent of them, and the position of each index among them.
 
     Returns None if no name is known.
     """
@@ -84,7 +84,7 @@ def named(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dic
 
 
 def stacks(packer: Packer, index: NDArray[np.int64], names: Sequence[str]) -> dict[str, Any] | None:
-    """Pack the stacks that occur as a table: the depth of each stack, and all lines one after the other.
+    """Pack the used stacks as a table: the depth of each stack, and the lines of all stacks in order.
 
     Returns None if no stack is known.
     """
@@ -132,7 +132,7 @@ def _frequent(index: NDArray[np.int64], names: int) -> NDArray[np.int64]:
 
 
 def _places(known: NDArray[np.int64], index: NDArray[np.int64], names: int) -> NDArray[np.int64]:
-    """Return the position of each index among the known ones, -1 for an unknown index."""
+    """Return the position of each index in `known`, -1 for unknown indices."""
     place = np.full(names + 1, -1)
     place[known] = np.arange(len(known))
     return place[index]

@@ -1,6 +1,6 @@
 """Export to Perfetto (ui.perfetto.dev): load and reserved bytes as counters, buffers and ranges as slices.
 
-The format is Chrome's JSON, "Trace Event Format", which Perfetto's documentation lists as supported.
+The format is Chrome's JSON, "Trace Event Format", which Perfetto supports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from mempool.show.view import View
 
-#: Most buffers of a timeline with a slice, those with most bytes times time; the counters count all buffers.
+#: Most buffers of a timeline with a slice, by bytes times time; counters include all buffers.
 _MOST_SLICES = 50_000
 _MOST_POINTS = 20_000
 
@@ -33,7 +33,7 @@ _MOST_POINTS = 20_000
 def write_perfetto(scene: Scene, path: StrPath, *, frames: bool = False) -> int:
     """Write a scene's timelines atomically; gzipped if the name ends in ``.gz``.
 
-    Time is the host's clock if recorded; otherwise each event takes a microsecond.
+    Time is the recorded host clock, else one microsecond per event.
 
     Args:
         scene: the scene to write.
@@ -41,14 +41,14 @@ def write_perfetto(scene: Scene, path: StrPath, *, frames: bool = False) -> int:
         frames: include source lines.
 
     Returns:
-        The number of slices of buffers, one for each piece that is written.
+        The number of slices of buffers, one per written piece.
 
     Raises:
         OSError: the file cannot be written.
     """
     count = 0
     with atomic(path) as beside, beside.open("wb") as raw:
-        # No time and no name in the header: the same trace makes the same file.
+        # Without time and name in the header, so that the file is reproducible.
         squeezed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if str(path).endswith(".gz") else None
         file = squeezed or raw
         file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of a page; each view names its timeline.
+    """The content of a page: timelines, and views that name their timeline.
 
     Attributes:
         title: one line.
         timelines: at least one.
         views: at least one for each timeline.
-        picture: the picture that a page opens with, "stacked" or "addresses".
-        opens: index of the view that a page opens with; None for the first view of the fullest timeline.
+        picture: the initial picture, "stacked" or "addresses".
+        opens: index of the initial view; None for the first view of the fullest timeline.
     """
 
     title: str
@@ -51,15 +51,14 @@ def scene_of(
 ) -> Scene:
     """Return a scene of a trace, or of buffers, with all available views.
 
-    A trace has a timeline for each device, with a view of the recorded addresses and one for each of
-    ``allocators``. If nothing else gives addresses, a plan is made by a greedy order. A page opens with
-    addresses if a plan or allocators are given.
+    A trace has a timeline for each device, with a view of the recorded addresses and a view for each of
+    ``allocators``. Without any addresses, a greedy plan is made. The initial picture shows addresses if a
+    plan or allocators are given.
 
     Args:
         what: a trace, or buffers.
         plan: a plan with offsets, or None.
-        planned: the buffers that the plan places row by row; by default those of the trace or the given
-            buffers.
+        planned: the buffers of the plan, row by row; by default those of the trace, or the given buffers.
         allocators: names among `mempool.simulate.ALLOCATORS`, with settings as ``mempool compare`` takes
             them: "pytorch:max_split_size_mb=128"; only for a trace.
         title: one line.
@@ -67,13 +66,13 @@ def scene_of(
     Raises:
         TraceError: the trace contradicts itself.
         ValueError: the plan is for other buffers or without offsets, an allocator does not exist, allocators
-            are given without a trace or without a history, or the sum of all bytes does not fit 64 bits.
+            are given without a trace or without a history, or the sum of all bytes exceeds 64 bits.
     """
     if allocators and not isinstance(what, Trace):
         raise ValueError("allocators are simulated on traces; these are buffers")
     timelines: list[Timeline] = []
     views: list[View] = []
-    bare: list[Buffers] = []  # buffers of timelines that may have no view
+    bare: list[Buffers] = []  # buffers of timelines that may lack a view
     for device, part, free in _by_device(what) if isinstance(what, Trace) else ():
         buffers = buffers_of(part)
         timelines.append(timeline_of(buffers, device, trace=part, free=free))
@@ -100,7 +99,7 @@ def scene_of(
 
 
 def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
-    """Yield the title and the events of each device, and the bytes free at each refused request."""
+    """Yield (title, events, free bytes at each refused request) of each device."""
     free, refused = device_free(trace), trace.device[trace.kind == EventType.REFUSED]
     devices = trace.devices
     if not devices:
@@ -111,7 +110,7 @@ def _by_device(trace: Trace) -> Iterator[tuple[str, Trace, NDArray[np.int64]]]:
 
 
 def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[str]) -> list[View]:
-    """Return views of the recorded addresses, if any exist, and of the simulated ones."""
+    """Return views of the recorded addresses, if known, and of the simulated addresses."""
     from mempool.analysis.compare import parse_allocator
     from mempool.simulate import simulate
 
@@ -131,7 +130,7 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
 def _add_plan(
     timelines: list[Timeline], views: list[View], bare: list[Buffers], plan: Plan, placed: Buffers
 ) -> None:
-    """Add a view of a plan, on the trace's own timeline if the plan covers all buffers of that timeline."""
+    """Add a view of a plan, on the trace's timeline if the plan covers all its buffers."""
     if plan.offset is None or len(plan.offset) != len(placed):
         raise ValueError("a plan for other buffers, or without offsets")
     at = next((k for k, one in enumerate(bare) if _same(one, placed)), None)
@@ -149,7 +148,7 @@ def _same(one: Buffers, other: Buffers) -> bool:
 
 
 def _planned(buffers: Buffers, timeline: Timeline, at: int) -> tuple[Timeline, View]:
-    """Return a view of a plan made here; a circular timeline is as long as the addresses' period."""
+    """Plan the buffers and return a view; a circular timeline has the length of the addresses' period."""
     from solvers import solve
 
     plan = solve(buffers, solver="greedy")

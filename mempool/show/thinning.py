@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from mempool.show.view import View
 
 
-#: Number of parts of the time axis; the first, highest, lowest and last load of each part is kept.
+#: Number of parts of the time axis; each part keeps its first, highest, lowest and last load.
 _PARTS = 600
 
 
 def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[int, int]]:
-    """Return times, the bytes alive from each time until the next, and the peak's first time and bytes.
+    """Return times, the bytes alive from each time to the next, and the peak's first time and bytes.
 
     The last time has load 0.
     """
@@ -29,7 +29,7 @@ def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], t
     order = np.argsort(when, kind="stable")  # fast, since the array is almost two sorted runs
     when = when[order]
     loads = np.cumsum(np.concatenate([size, -size])[order])
-    last = np.append(when[1:] != when[:-1], True)  # the last of several changes at one time counts
+    last = np.append(when[1:] != when[:-1], True)  # the last change at one time
     times, loads = when[last], loads[last]
     at = int(loads.argmax())
     keep = kept_extremes(times, loads)
@@ -37,7 +37,7 @@ def load_of(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64], t
 
 
 def kept_extremes(times: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the times that a picture of a load needs."""
+    """Return the indices of the times that a plot of the load needs."""
     if len(times) <= 4 * _PARTS:
         return np.arange(len(times))
     edges = np.searchsorted(times, np.linspace(float(times[0]), float(times[-1]), _PARTS + 1)[1:-1])
@@ -53,10 +53,10 @@ _SHAPE = (256, 1024)
 
 
 def density_of_small_pieces(timeline: Timeline, view: View, keep: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return how full each cell is of pieces outside ``keep``, uint8[rows, columns] from 0 to 255.
+    """Return the density of the pieces outside ``keep`` in each cell, uint8[rows, columns].
 
-    The first row has the lowest addresses. A piece counts in the row of the piece's middle, from the first to
-    the last column: the piece is small, or else ``keep`` would contain the piece.
+    The first row has the lowest addresses. A piece counts in the row of its middle, from its first to its
+    last column; pieces outside ``keep`` are small.
     """
     rows, columns = _SHAPE
     left = np.ones(len(timeline.owner), np.bool_)
@@ -68,7 +68,7 @@ def density_of_small_pieces(timeline: Timeline, view: View, keep: NDArray[np.int
     begin, end = (timeline.start[left] - first) / step, (timeline.end[left] - first) / step
     height = max(view.top, 1) / rows
     row = np.clip(((view.address[left] + size / 2) / height).astype(np.int64), 0, rows - 1)
-    # Change of coverage at both ends; the column of an end is covered in part.
+    # Change of coverage at both ends, which cover their column in part.
     full = np.zeros((rows, columns + 2))
     for edge, sign in ((begin, 1.0), (end, -1.0)):
         column = np.clip(edge.astype(np.int64), 0, columns - 1)

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from traces.completeness import Completeness
     from traces.trace import Trace
 
-#: Most drawn pieces of a periodic plan; the number of drawn iterations is one more than the addresses'
-#: period.
+#: Most drawn pieces of a periodic plan, which bounds the drawn iterations.
 _MOST_UNROLLED = 400_000
-#: Number of kept points of the recording's clock; between them the clock is interpolated.
+#: Number of kept points of the recording's clock, which is interpolated between them.
 _KNOTS = 4096
 
 
@@ -43,17 +42,17 @@ class Timeline:
         module: int64[n], likewise.
         category: int64[n], likewise.
         stack: int64[n], likewise, the frames of a stack in one string with line feeds between them.
-        pool: int64[n], the private pool of the buffer, 0 for the common one.
+        pool: int64[n], the private pool of the buffer, 0 for the default pool.
         names: the strings.
         ids: names of the buffers, or None.
         persistent: number and bytes of the buffers that are alive across iterations, which are not drawn.
         clock: int64[2, k], logical times and the host's clock in ns at these times; None without a clock.
         period: events of one iteration, or None.
-        since: the first time; buffers from before the recording begin then.
+        since: the first time, at which buffers from before the recording begin.
         cut: true if buffers that begin at ``since`` may be from before the recording.
-        still: true if no history is known, only the state at the end, so that time has one moment.
+        still: true if only the state at the end is known, so that the time axis has one moment.
         caveats: sentences about missing facts.
-        annotations: events apart from the buffers.
+        annotations: refused requests, marks and ranges.
     """
 
     title: str
@@ -91,9 +90,9 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of buffers; persistent buffers and buffers without memory have no pieces.
 
-    Pieces from before the recording all begin at its start, since their order is unknown. On a circle several
-    iterations of the steady state are drawn: one more than the ``columns`` iterations after which a plan's
-    addresses repeat, unless that is too much to draw.
+    Pieces from before the recording begin at its start, since their order is unknown. On a circle, one more
+    iteration of the steady state is drawn than the ``columns`` iterations after which addresses repeat,
+    unless that is too much to draw.
 
     Args:
         buffers: the n buffers.
@@ -103,7 +102,7 @@ def timeline_of(
         columns: iterations after which the plan's addresses repeat, on a circle.
 
     Raises:
-        ValueError: so many bytes that their sum does not fit 64 bits.
+        ValueError: the sum of the bytes exceeds 64 bits.
     """
     owner, iteration, start, end = _pieces(buffers, columns)
     named = dict.fromkeys(NAMED, np.full(len(buffers), -1)) | {"pool": np.zeros(len(buffers), np.int64)}
@@ -146,7 +145,7 @@ def timeline_of(
 
 
 def _since(trace: Trace, known: Completeness) -> int:
-    """Return the row of the first recorded event; rows before describe the state until then."""
+    """Return the row of the first recorded event; earlier rows describe the state before."""
     if known.history is History.ABSENT:
         return max(len(trace) - 1, 0)
     other = np.flatnonzero((trace.kind != EventType.ALLOC) & (trace.kind != EventType.RESERVE))
@@ -159,7 +158,7 @@ def _since(trace: Trace, known: Completeness) -> int:
 
 
 def _first_row(sums: NDArray[np.int64], total: int) -> int:
-    """Return the row after the one at which a sum reaches a total; 0 if no sum does."""
+    """Return the row after the first row whose sum reaches a total; 0 if no sum does."""
     at = int(np.searchsorted(sums, total))
     return at + 1 if total and at < len(sums) else 0
 
@@ -181,7 +180,7 @@ def _pieces(buffers: Buffers, columns: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def _clock(trace: Trace) -> NDArray[np.int64] | None:
-    """Return the clock at some events as a running maximum: clocks of several threads need not increase."""
+    """Return the clock at some events as a running maximum, since threads' clocks differ."""
     if len(trace) == 0 or trace.time_ns[0] == trace.time_ns[-1]:
         return None
     rows = np.unique(np.linspace(0, len(trace) - 1, _KNOTS).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Views: recorded, simulated or planned addresses of a timeline's pieces, without unused ranges."""
+"""Views: recorded, simulated or planned addresses of a timeline's pieces, without large unused ranges."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from mempool.show.timeline import Timeline
     from solvers import Plan
 
-#: Largest unused range of addresses that is drawn, as a share of the used addresses.
+#: Largest drawn range of unused addresses, as a share of the used addresses.
 _UNUSED = 1 / 64
 _MOST_BYTES = 2**62
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Memory held from the device: k ranges of addresses, each for a time.
+    """Reserved memory: k ranges of addresses, each with a time span.
 
     Attributes:
         address: int64[k].
@@ -115,7 +115,7 @@ def segments_of(columns: Any, *, since: int, end: int) -> Segments:
 def _regions(low: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return the ranges that are used at any time, int64[2, g] as in `View`, and their total bytes.
 
-    Addresses and sizes are up to 2**63 and 2**62: their sums fit 64 bits without a sign.
+    Addresses and sizes are up to 2**63 and 2**62, so their sums fit unsigned 64 bits.
     """
     if len(low) == 0:
         return np.zeros((2, 1), np.int64), 0

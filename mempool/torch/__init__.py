@@ -11,9 +11,8 @@
 With ``limit="12GiB"`` idle tensors are offloaded to host memory until their next use: see
 `mempool.torch.eager`.
 
-The pool serves every tensor on the chosen kind of device whose memory PyTorch allocates, from every thread.
-Such a tensor may outlive the pool, the thread, and the interpreter. For particulars see `mempool.torch.cpu`
-and `mempool.torch.cuda`.
+The pool serves all memory that PyTorch allocates on the chosen kind of device, in every thread. A tensor may
+outlive the pool, its thread, and the interpreter. Details: `mempool.torch.cpu` and `mempool.torch.cuda`.
 """
 
 from __future__ import annotations
@@ -45,35 +44,36 @@ def __dir__() -> list[str]:
 def install(*, device: str | torch.device | None = None, **options: Any) -> TensorPool:
     """Serve the tensors of this process from a new pool, until the pool is closed.
 
-    On CUDA the pool stands in front of PyTorch's own allocator (see `mempool.torch.guest`), at any time. With
-    ``backend="pluggable"``, with an option that only this backend has (``limit``, ``share``, ``memory``,
-    ``max_reserved``), or without a compiler, the pool replaces PyTorch's allocator: install it then before
-    anything has initialised CUDA, and a closed pool goes on serving, without plans.
+    On CUDA the pool serves planned tensors in front of PyTorch's own allocator (see `mempool.torch.guest`),
+    and can be installed at any time. With ``backend="pluggable"``, with an option that only this backend has
+    (``limit``, ``share``, ``memory``, ``max_reserved``), or without a compiler, the pool replaces PyTorch's
+    allocator. Such a pool must be installed before CUDA is initialised, and still serves after its close,
+    without plans.
 
-    On first use with a version of PyTorch, a small library is compiled against that version; this takes some
-    seconds and a C++ compiler. The library is kept for later (see `mempool.torch.compiled_library`).
+    The first use with a version of PyTorch compiles a small library, which takes some seconds and a C++
+    compiler. Later processes reuse the library (see `mempool.torch.compiled_library`).
 
     Args:
-        device: "cpu"; "cuda" for the first CUDA device that a tensor is made on; "cuda:1" for that device.
-            The default is "cuda" where PyTorch sees a GPU, else "cpu".
-        options: as for `mempool.Pool`. With ``limit``, tensors of the calling thread and of its backward
-            passes are swapped.
+        device: "cpu"; "cuda" for the CUDA device of the first tensor; "cuda:1" for that device. The default
+            is "cuda" if PyTorch sees a GPU, else "cpu".
+        options: as for `mempool.Pool`. ``limit`` offloads tensors of the calling thread and of its backward
+            passes.
 
     Returns:
-        The pool. Leaving the pool's ``with`` block, the pool's ``close`` and `uninstall` each end the pool;
-        the report stays readable.
+        The pool. The end of its ``with`` block, its ``close``, and `uninstall` each end the pool; the report
+        stays readable.
 
     Raises:
         UsageError: a pool is installed already, the device does not exist, CUDA is initialised already, the
-            options make no sense, or PyTorch or the compiler refuses.
-        OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or holds no plan.
+            options are invalid, or PyTorch or the compiler refuses.
+        OSError, solvers.PlanError, traces.TraceError: the plan file cannot be read, or has no plan.
     """
     make = _maker(device, options)
     return slot.install(lambda: make(**options), lambda pool: pool.begin())
 
 
 def uninstall() -> None:
-    """Close the installed pool: PyTorch is as before, live tensors stay valid. Warn if none is installed."""
+    """Close the installed pool, and restore PyTorch; tensors stay valid. Warn if no pool is installed."""
     slot.uninstall()
 
 
@@ -93,7 +93,7 @@ def diagnose() -> Diagnosis:
     The diagnosis touches neither the GPU nor any setting.
 
     Returns:
-        The findings, which can be printed; ``ok`` is true if none is a blocker.
+        The findings, ready for printing; ``ok`` is false if a finding prevents an installation.
     """
     from mempool.torch import cuda
     from mempool.torch.introspection import diagnosis
@@ -102,7 +102,7 @@ def diagnose() -> Diagnosis:
 
 
 def fit(*args: Any, **options: Any) -> Fit:
-    """Predict the memory of a training step or an inference before the run: see `mempool.torch.estimate.fit`.
+    """Estimate the memory of a training step or an inference in advance: see `mempool.torch.estimate.fit`.
 
         print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
 
@@ -125,16 +125,15 @@ def record(
                 train(batch)
         recording.trace
 
-    Without an installed pool the trace contains only the storages that the recorder sees, not the memory that
-    kernels allocate internally. The trace holds the operations of the thread that enters, and of its backward
-    passes.
+    Without an installed pool, the trace has only the storages of tensors, without memory that kernels
+    allocate internally. The trace has the operations of the calling thread and of its backward passes.
 
     Args:
         path: file of the trace; None writes no file.
-        model: one or more modules, whose parameters and buffers are named from the beginning; other modules
-            are named when called.
-        optimizer: one or more optimizers; the steps of the last one end iterations. Without any, iterations
-            end with the steps of the first optimizer that steps.
+        model: one or more modules, whose parameters and buffers are named at the start; other modules are
+            named when called.
+        optimizer: one or more optimizers; the steps of the last one end iterations. By default, the first
+            optimizer that steps ends iterations.
 
     Raises:
         UsageError: the pool itself writes a trace.
@@ -162,7 +161,7 @@ def _maker(device: str | torch.device | None, options: dict[str, Any]) -> Callab
 
 
 def _is_guest(options: dict[str, Any]) -> bool:
-    """Return true if the guest was chosen, or nothing speaks against it; warn if it cannot be built."""
+    """Return true if the guest was requested or is possible; warn if it cannot be built."""
     from mempool.cuda import DRIVER
     from mempool.logs import log
     from mempool.settings import settings

@@ -1,7 +1,8 @@
 // Forwards PyTorch's CPU allocator to the pool. Built on the user's machine against libc10 of the user's torch
 // (compiled_library.py); reaches the pool's core through the four functions of c_api.h that install() receives.
 //
-// Storages keep their allocator for ever, so ours is never destroyed; while no pool serves, it forwards to the former allocator.
+// Storages keep their allocator permanently, so ours is never destroyed; without a serving pool, it forwards to the
+// former allocator.
 // Memory is identified by its address: foreign memory is freed by the former allocator.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -20,7 +21,7 @@ c10::Allocator* former = nullptr;
 
 void release(void* address) {
   if (address == nullptr) return;
-  // Report before the free: afterwards another thread may get the address at once.
+  // Report before the free, after which another thread may get the address.
   if (c10::memoryProfilingEnabled() && pool.owns(address) != 0) c10::profiledCPUMemoryReporter().Delete(address);
   if (pool.free(address) == 0) former->raw_deallocate(address);
 }
@@ -71,8 +72,8 @@ bool set(c10::Allocator* allocator) {
 
 }  // namespace
 
-// Return 1 if ours is PyTorch's allocator now, 0 if not; 2 if the former allocator cannot free its own memory; 3 if the present
-// allocator may forward to ours, as ours would forward to it.
+// Return 1 if ours is PyTorch's allocator now, 0 if not; 2 if the former allocator cannot free its own memory; 3 if the
+// present allocator may forward to ours, which would be a cycle.
 extern "C" __attribute__((visibility("default"))) int mempool_companion_install(
     void* (*alloc)(size_t, int*), int (*owns)(void*), int (*free)(void*), void (*out_of_memory)(char*, size_t)) {
   if (current()) return 1;

@@ -1,7 +1,7 @@
-"""Small libraries that are compiled against the user's own torch, and the one that serves the allocator.
+"""Small C++ libraries, compiled against the user's torch on first use, such as the allocator's.
 
-PyTorch's classes have no stable binary interface, so each compiled library belongs to one version of torch.
-A library is built on first use and kept in the folder of `mempool.cache_folder`.
+PyTorch's classes have no stable binary interface, so each library is for one version of torch. Built
+libraries are kept in the folder of `mempool.cache_folder`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mempool.logs import log
 
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-w")
 COMPILERS = ("c++", "g++", "clang++")
-#: Headers of CUDA that the guest includes; some packages have only a part of CUDA's headers.
+#: CUDA headers that the guest includes; some packages lack a part of CUDA's headers.
 CUDA_HEADERS = ("cuda_runtime.h", "crt/host_config.h")
-#: Packages with CUDA's headers -> pattern of the headers' folder in the package.
+#: Pattern of the folder with CUDA's headers, by package.
 CUDA_PACKAGES = {"nvidia": "c*/include", "triton": "backends/nvidia/include"}
 _SECONDS = 300
 #: Header of a 64-bit ELF library. Three fields are read: the offset of the section table, which ends the
@@ -45,7 +45,7 @@ class Source(NamedTuple):
         libraries: torch's libraries to link with.
         symbol: a symbol that the built library contains.
         needs_cuda: whether the source includes headers of CUDA.
-        headers: names of the headers beside the source that the source includes.
+        headers: names of included headers in the folder of the source.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class Source(NamedTuple):
         return self.path.stem
 
     def build(self) -> Path:
-        """Return the library for the imported torch, built if necessary; a built one needs no compiler.
+        """Return the library for the imported torch; build it if necessary.
 
         Raises:
             UsageError: the compiler is missing or fails; the message gives the remedy.
@@ -96,7 +96,7 @@ class Source(NamedTuple):
         ]
 
     def load(self) -> ctypes.CDLL:
-        """Load the library; rebuild a library that is damaged, as by a crash or a full disk.
+        """Load the library; rebuild a damaged library, such as after a crash or on a full disk.
 
         Raises:
             UsageError: as for `build`, or the library cannot be loaded.
@@ -117,7 +117,7 @@ class Source(NamedTuple):
         return ctypes.CDLL(str(built))
 
     def _compile(self, command: list[str], built: Path) -> None:
-        """Compile to a temporary file and rename: other processes may load or build the library meanwhile."""
+        """Compile to a temporary file and rename it, since other processes may load or build the library."""
         handle, beside = tempfile.mkstemp(suffix=".so", dir=built.parent)
         os.close(handle)
         try:
@@ -144,7 +144,7 @@ class Source(NamedTuple):
 
 
 def _is_whole(library: bytes, symbol: str) -> bool:
-    """Return true if a library has its full length and a symbol: loading a truncated one ends the process."""
+    """Return true if a library has its full length and a symbol; a load of a truncated file would crash."""
     if len(library) < _ELF.size or not library.startswith(b"\x7fELF\x02\x01"):
         return False
     sections, size, count = _ELF.unpack_from(library)
@@ -168,7 +168,7 @@ def compiler() -> list[str]:
 
 
 def cuda_headers() -> Path:
-    """Return the folder of CUDA's headers, of ``$CUDA_HOME``, a package beside torch, or the system.
+    """Return the folder of CUDA's headers: of ``$CUDA_HOME``, an installed package, or the system.
 
     Raises:
         UsageError: the headers are in none of these places.
@@ -187,7 +187,7 @@ def cuda_headers() -> Path:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder that has, or will have, this library; a temporary one if no cache is writable."""
+    """Return the folder for this library; a temporary folder if the cache folder is not writable."""
     try:
         folder = cache_folder()
         if (folder / name).exists() or os.access(folder, os.W_OK):
@@ -225,7 +225,7 @@ def install_cpu_allocator() -> None:
 
 
 def uninstall_cpu_allocator() -> None:
-    """Restore PyTorch's former CPU allocator, unless another library has replaced the pool's."""
+    """Restore PyTorch's former CPU allocator, unless another library replaced the pool's allocator."""
     _companion().mempool_companion_uninstall()
 
 
@@ -239,23 +239,23 @@ def out_of_memory_function() -> int:
 
 
 def install_guest() -> None:
-    """Put the guest in front of PyTorch's CUDA allocator for the rest of the process.
+    """Install the guest in front of PyTorch's CUDA allocator, until the process ends.
 
     Raises:
-        UsageError: the library cannot be built, or another allocator has come in front of the guest.
+        UsageError: the library cannot be built, or another allocator is in front of the guest.
     """
     if guest_library().mempool_guest_install(_core.torch_guest_functions()) != 1:
         raise UsageError("another library has replaced PyTorch's CUDA allocator since the guest came")
 
 
 def allocator_settings() -> str:
-    """Return the settings of PyTorch's allocator, from the environment or as set last."""
+    """Return the settings of PyTorch's allocator: those set last, else the environment's."""
     settings: bytes = guest_library().mempool_guest_settings()
     return settings.decode()
 
 
 def share_by_files() -> None:
-    """Let other processes get expandable segments of PyTorch's allocator by file handles."""
+    """Make PyTorch's allocator share expandable segments with other processes by file handles."""
     guest_library().mempool_guest_share_by_files()
 
 

@@ -1,8 +1,8 @@
 """Pool for PyTorch's tensors on the CPU.
 
-Tensors made before the installation are freed as before, and after the pool is closed PyTorch is as before.
+PyTorch frees tensors from before the installation, and serves all tensors again once the pool is closed.
 Memory from other sources than PyTorch's CPU allocator (`torch.from_numpy`, shared and pinned memory) is not
-touched.
+affected.
 """
 
 from __future__ import annotations

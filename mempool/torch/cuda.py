@@ -1,8 +1,8 @@
 """Pool for PyTorch's tensors on CUDA devices, through PyTorch's pluggable allocator.
 
-PyTorch calls the core's functions by their addresses; no Python runs when a tensor is made. PyTorch accepts
-another allocator only before CUDA is in use, and keeps that allocator: a closed pool goes on serving,
-without plans, until another pool is installed. One device is planned; other devices have a plain pool.
+PyTorch calls the core's functions by address, without Python. PyTorch accepts another allocator only before
+CUDA is in use, and keeps that allocator: a closed pool still serves, without plans, until another pool is
+installed. One device is planned; other devices have a pool without plans.
 """
 
 from __future__ import annotations
@@ -22,41 +22,40 @@ if TYPE_CHECKING:
     from mempool.settings import Memory
 
 OLDEST = ".".join(map(str, TESTED["torch"][0]))
-#: PyTorch's allocator object, once replaced by the pool's: the object and its functions are in use until the
-#: process ends.
+#: The pool's allocator object in PyTorch, in use until the process ends; None before.
 _allocator: Any = None
-#: The pool in service; a closed pool stays in service until the next one.
+#: The serving pool; a closed pool serves until the next installation.
 _serving: CudaPool | None = None
 
 
 def is_there(driver: str = DRIVER) -> bool:
-    """Return true if PyTorch is built for CUDA, sees a device and a driver exists; initialise nothing."""
+    """Return true if PyTorch is built for CUDA, and a device and a driver exist; do not initialise CUDA."""
     import torch
 
-    # `is_available` starts the driver, which from then on ignores changes of CUDA_VISIBLE_DEVICES. Counting
-    # devices asks the management library (NVML) instead, where that library exists.
+    # `is_available` starts the driver, which then ignores later changes of CUDA_VISIBLE_DEVICES.
+    # `device_count` asks the management library (NVML) instead, if installed.
     if torch.version.cuda is None or statistics.devices() == 0:
         return False
     try:
         _core.CudaDevice(driver=driver)
-    except RuntimeError:  # only the management library is present, as in some containers
+    except RuntimeError:  # some containers have only the management library
         return False
     return True
 
 
 def is_serving() -> bool:
-    """Return true if PyTorch's CUDA allocator is the pool's, which then is final."""
+    """Return true if the pool has replaced PyTorch's CUDA allocator, which is irreversible."""
     return _allocator is not None
 
 
 class CudaPool(CudaTensorPool):
     """A pool for tensors on one CUDA device."""
 
-    #: Growing memory holds the fewest bytes; a device without it, or an old driver, has plain memory.
+    #: Growing memory reserves the fewest bytes; without support by device and driver, plain memory is used.
     memory = "growing"
 
     def __init__(self, index: int | None = None, *, driver: str = DRIVER, **options: Any) -> None:
-        """Make a pool for the device of this index, or for the first device that a tensor is made on.
+        """Make a pool for device number `index`, or for the device of the first tensor.
 
         Raises:
             UsageError: the device or the driver does not exist, or an option is not for CUDA.
@@ -82,7 +81,7 @@ class CudaPool(CudaTensorPool):
             UsageError: CUDA is in use already, or this PyTorch cannot change the allocator.
         """
         global _serving
-        hook = _core.torch_cuda_hook(self._driver)  # first: from here on PyTorch may call our functions
+        hook = _core.torch_cuda_hook(self._driver)  # first: PyTorch may call the functions next
         if _allocator is None:
             _become_allocator()
         hook.serve(self.client, instead=True)  # instead of a closed pool
@@ -95,19 +94,19 @@ class CudaPool(CudaTensorPool):
         """Do nothing: PyTorch keeps the pool's functions."""
 
     def close(self) -> None:
-        """Go on without plans, as a caching allocator. Tensors stay valid."""
+        """Continue without plans, as a caching allocator. Tensors stay valid."""
         super().close()
         if self._final is None:
             self._final = super().report()
-        self.client.drop_patterns()  # after the planner's end: a plan may have been about to be installed
+        self.client.drop_patterns()  # after the planner's end, which may still install a plan
         sharing.keep_as_closed(self)
 
 
 def _growing_or_plain(index: int | None, driver: str) -> tuple[_core.CudaDevice, Memory]:
-    """Return a device that chooses plain memory where there is no growing memory, and the kind until then."""
+    """Return a device that chooses its kind of memory on first use, and the kind until then."""
     try:
         return _core.CudaDevice(index, driver=driver, memory="growing", else_plain=True), "growing"
-    except RuntimeError:  # no driver, which plain memory refuses too, or one before CUDA 10.2
+    except RuntimeError:  # no driver, or a driver before CUDA 10.2
         return cuda.device(index, driver), "plain"
 
 
@@ -119,7 +118,7 @@ def _refuse_without_cuda() -> None:
 
 
 def _become_allocator() -> None:
-    """Make the core's functions PyTorch's allocator for the rest of the process."""
+    """Make the core's functions PyTorch's allocator until the process ends."""
     global _allocator
     import torch
 
@@ -148,13 +147,13 @@ def _refusal() -> int:
     """Return the address of the function that throws `torch.OutOfMemoryError`; 0 if the build fails."""
     try:
         return compiled_library.out_of_memory_function()
-    except Exception as error:  # any failure is tolerable here: PyTorch's allocator is already replaced
+    except Exception as error:  # tolerable: only the error's class differs
         log.warning("out of memory will be a RuntimeError instead of torch.OutOfMemoryError: %s", error)
         return 0
 
 
 def _keep_benchmark_off() -> None:
-    """Keep cuDNN's benchmark off: it queries a value that no pluggable allocator provides; PyTorch raises."""
+    """Keep cuDNN's benchmark off, since PyTorch's query of it fails with a pluggable allocator."""
     import torch
 
     plain = torch._C._set_cudnn_benchmark
@@ -168,14 +167,14 @@ def _keep_benchmark_off() -> None:
 
     set_benchmark._mempool = True  # type: ignore[attr-defined]
     torch._C._set_cudnn_benchmark = set_benchmark
-    # `torch.backends.cudnn.benchmark` is a property with a reference of its own to the function.
+    # `torch.backends.cudnn.benchmark` is a property with a separate reference to the function.
     vars(type(torch.backends.cudnn))["benchmark"].setter = set_benchmark
     if torch._C._get_cudnn_benchmark():
         set_benchmark(value=True)
 
 
 def serving_client(index: int) -> tuple[_core.Client, _core.Pool] | None:
-    """Return the client and pool of a device's statistics; before any tensor, those of the waiting pool."""
+    """Return the client and pool of a device's statistics; before the first tensor, of the waiting pool."""
     if _serving is not None and _serving.index in (index, None):
         return _serving.client, _serving.core
     plain = _core.torch_cuda_plain(index)

@@ -1,4 +1,4 @@
-"""Pool for PyTorch's tensors on one CUDA device, whatever the backend."""
+"""Pool for PyTorch's tensors on one CUDA device, with either backend."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 
 class CudaTensorPool(TensorPool):
-    """A pool for tensors on one CUDA device, whose report stays after the pool is closed."""
+    """A pool for tensors on one CUDA device, which keeps its report when closed."""
 
-    #: Streams never share addresses by default: PyTorch allows a program to wait for another stream's use of
-    #: a tensor after the free, if only before the own stream's next allocation.
+    #: By default, streams share no addresses: PyTorch permits a program to free a tensor before it waits for
+    #: another stream's use, if the wait precedes the next allocation of the tensor's own stream.
     wait_bytes = NEVER
     _cuda: _core.CudaDevice
-    _final: Report | None = None  #: the report as of the closing
+    _final: Report | None = None  #: the report at the close
 
     @property
     def index(self) -> int | None:
-        """The index of the device; None until the first tensor decides."""
+        """The index of the device; None before the first tensor."""
         return self._cuda.index
 
     @property
     def torch_device(self) -> torch.device:
-        """The device, without an index until the first tensor decides."""
+        """The device, without an index before the first tensor."""
         import torch
 
         return torch.device("cuda") if self.index is None else torch.device("cuda", self.index)
 
     def report(self) -> Report:
-        """Return the report; for a closed pool, the report as of the closing."""
+        """Return the report; for a closed pool, the report at the close."""
         return super().report() if self._final is None else self._final
 
 
 def check_index(index: int | None) -> None:
-    """Check that PyTorch sees the device of this index; None: the first tensor decides.
+    """Check that PyTorch sees device number `index`, unless None.
 
     Raises:
         UsageError: the device does not exist.

@@ -1,9 +1,9 @@
 """Pool for PyTorch's tensors on CUDA devices, in front of PyTorch's own allocator.
 
-The *guest* (``guest.cpp``, compiled against the user's PyTorch) serves the requests that the plan knows from
-the arena, which is one block of PyTorch's allocator. All other requests, and all other functions of the
-allocator, are PyTorch's own. The guest can be installed while CUDA is in use, and serves until the pool is
-closed; planned tensors stay valid after that. One device is planned.
+The *guest* (``guest.cpp``, compiled against the user's PyTorch) serves planned requests from the arena, which
+is one block of PyTorch's allocator. PyTorch's allocator handles all other requests and functions. The guest
+can be installed while CUDA is in use, and serves until the pool is closed; planned tensors stay valid after
+that. One device is planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mempool.settings import TESTED, settings
 from mempool.torch import compiled_library
 from mempool.torch.cuda_tensors import CudaTensorPool, check_index
 
-#: Options of the pluggable backend -> what to do instead.
+#: Remedy for each option that only the pluggable backend has.
 _NOT_HERE = {
     "share": "only a pool that replaces PyTorch's allocator can share memory",
     "limit": "only a pool that replaces PyTorch's allocator can offload",
@@ -28,9 +28,9 @@ _NOT_HERE = {
     "check": "on the host only",
 }
 
-#: Settings of PyTorch's allocator that the guest makes, and why: a freed page of an expandable segment serves
-#: the arena wherever the page is, and the fewer bytes in a page the fewer stay in partly used ones. The size
-#: is the smallest that PyTorch accepts (figures: docs/benchmarks.md).
+#: Settings of PyTorch's allocator that the guest makes: any free page of an expandable segment can serve the
+#: arena, and smaller pages leave fewer bytes in partly used pages. The size is the smallest that PyTorch
+#: accepts (figures: docs/benchmarks.md).
 _SETTINGS = {"expandable_segments": "True", "large_segment_size_mb": "12"}
 
 #: Environment variables by which NCCL registers PyTorch's memory, and what PyTorch takes for true.
@@ -39,7 +39,7 @@ _TRUE = ("1", "y", "yes", "t", "true")
 
 
 def obstacle() -> str | None:
-    """Return the reason why the guest cannot serve here; None if it can. Build the guest's library."""
+    """Build the guest's library; return the reason why the guest cannot serve, or None."""
     import torch
 
     if not torch.backends.cuda.is_built():
@@ -95,7 +95,7 @@ class GuestPool(CudaTensorPool):
 
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise UsageError("a CUDA graph is being captured: install the pool before or after")
-        # PyTorch compares the deleters of the graphs' tensors, which would not be the guest's.
+        # PyTorch compares the deleters of the graphs' tensors, which differ from the guest's.
         trees = sys.modules.get("torch._inductor.cudagraph_trees")
         if trees is not None and any(
             container.tree_manager is not None for container in trees.local.tree_manager_containers.values()
@@ -109,12 +109,12 @@ class GuestPool(CudaTensorPool):
         _core.torch_guest_hook().serve(self.client)
 
     def stop_serving(self) -> None:
-        """Leave everything to PyTorch's allocator; planned tensors stay valid."""
+        """Let PyTorch's allocator serve all requests; planned tensors stay valid."""
         if self.settings.mode != "off":
             _core.torch_guest_stop()
 
     def close(self) -> None:
-        """Stop planning and leave everything to PyTorch's allocator, the arena too once it is unused."""
+        """Stop planning, and let PyTorch's allocator serve all requests and, once unused, have the arena."""
         super().close()
         if self._final is None:
             self._final = super().report()
@@ -124,7 +124,7 @@ class GuestPool(CudaTensorPool):
 
 
 def _use_expandable_segments() -> None:
-    """Switch PyTorch's expandable segments on, unless the program's own settings decide about them.
+    """Switch PyTorch's expandable segments on, unless the program has set them.
 
     With them PyTorch does not register memory for collectives.
     """

@@ -1,4 +1,4 @@
-"""Shapes of transformers models that are named by size: a family, and differences from the defaults.
+"""Presets of transformers models named by size: a family, and differences from its defaults.
 
 The numbers are from the models' published ``config.json``; a test compares parameter counts with the
 published ones. Other models: ``transformers:LlamaConfig(hidden_size=...)``, or a folder with a config.json.
@@ -33,7 +33,7 @@ _ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_siz
 _LLAMA3 = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 _TIED = {"tie_word_embeddings": True}
 
-#: Model name to the family's ``model_type`` and the arguments of its configuration.
+#: The family's ``model_type`` and the arguments of its configuration, by name of the model.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base": ("bert", {}),
     "bert-large": ("bert", _bert(1024, 24)),

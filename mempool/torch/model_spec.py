@@ -1,4 +1,4 @@
-"""Parsers for the command line's names of models, optimizers, types and sizes; nothing is imported."""
+"""Parsers for the command line's names of models, optimizers, types and sizes, without imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mempool.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Advice for models that have no name on the command line.
+#: Advice for models without a name on the command line.
 IN_PYTHON = "fit a model of your own in Python: mempool.torch.fit(model, inputs)"
 _FORMS = f"transformers:NAME, such as transformers:gpt2, or script.py with --main; {IN_PYTHON}"
 #: Element types by common names; the values are PyTorch's names.
@@ -37,7 +37,7 @@ class ModelSpec:
     Attributes:
         kind: "transformers" or "script"; "" for an optimizer or a loss.
         where: file of a script.
-        name: of a model of transformers, the name of a configuration or a path; of an optimizer or a loss.
+        name: name of a transformers configuration, of an optimizer or of a loss, or a path.
         arguments: keyword arguments.
     """
 
@@ -128,6 +128,6 @@ def parse_type(text: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a question for the known names that are closest to a wrong one; "" if none is close."""
+    """Return a question with the known names closest to a wrong name; "" if none is close."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else ""

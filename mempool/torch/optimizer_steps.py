@@ -1,8 +1,8 @@
 """Listeners to every step of any optimizer.
 
-PyTorch iterates over global hooks while calling them, and fails if a hook is added or removed meanwhile, as
-when a program's own hook calls `pool.step()` or closes the pool. So one pair of hooks is registered once,
-and stays.
+PyTorch iterates over global hooks while calling them, and fails if a hook is added or removed meanwhile, for
+example by a program's hook that calls `pool.step()` or closes the pool. So one pair of hooks is registered
+once, permanently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """A listener that is called until removed.
+    """A listener to optimizer steps.
 
     Attributes:
         before: called with the optimizer that is about to step.
@@ -38,7 +38,7 @@ class Listener:
             LISTENERS.append(self)
 
     def remove(self) -> None:
-        """Stop the calls; allowed also from within a call."""
+        """Stop the calls; permitted within a call."""
         with _lock:
             if self in LISTENERS:
                 LISTENERS.remove(self)

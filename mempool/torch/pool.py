@@ -1,4 +1,4 @@
-"""Pool for PyTorch's tensors, whatever the device."""
+"""Base class of pools for PyTorch's tensors on any device."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 
 class TensorPool(Pool):
-    """A pool that stops serving PyTorch when closed."""
+    """A pool that serves PyTorch until closed."""
 
     framework = "torch"
-    shown = (*(name for name in Pool.shown if name not in ("allocate", "free", "faults")), "watch")
+    public_names = (
+        *(name for name in Pool.public_names if name not in ("allocate", "free", "faults")),
+        "watch",
+    )
     swaps = True
 
     def __init__(self, device: Any, **options: Any) -> None:
@@ -32,16 +35,16 @@ class TensorPool(Pool):
         super().__init__(device, **{"name": "torch", **options})
 
     def begin(self) -> None:
-        """Serve PyTorch's tensors, and keep them within the limit if a limit is set."""
+        """Serve PyTorch's tensors, and hold the limit if there is one."""
         self.serve()
         ends = self.settings.mode == "replay" and self.settings.limit is None  # swapping finds steps itself
-        shown = self._trace_writer is not None and self.settings.limit is None
-        if ends or shown:
+        marks_trace = self._trace_writer is not None and self.settings.limit is None
+        if ends or marks_trace:
             from mempool.torch.step_detection import StepDetector
 
-            # the iterations of a plan file may end elsewhere
+            # a plan file's iterations may end elsewhere
             ends &= self.loaded is None or self.loaded.detected_marks or self.loaded.remembered
-            self._step_detector = StepDetector(self, ends=ends, shown=shown)
+            self._step_detector = StepDetector(self, ends=ends, marks_trace=marks_trace)
         if (limit := self.settings.limit) is not None:
             from mempool.torch.eager import OffloadSession
 
@@ -65,15 +68,15 @@ class TensorPool(Pool):
         raise NotImplementedError
 
     def mark_detected_step(self) -> None:
-        """Mark the end of an iteration that was detected by the steps of an optimizer."""
-        with contextlib.suppress(UsageError):  # inside `iteration`, which has just begun for the first time
+        """Mark the end of an iteration detected from an optimizer's steps."""
+        with contextlib.suppress(UsageError):  # inside the first `iteration`
             self._step(found=True)
 
     def expect_step(self) -> None:
-        """Plan nothing until the first step of an optimizer, which has begun, ends.
+        """Postpone plans to the end of the present first step of an optimizer.
 
-        Plans made so far are of repetitions within the step, and would get the optimizer's state into their
-        arena; those of a file stay if its iterations end with steps, too.
+        Plans made so far are for repetitions within the step, and would take the optimizer's state into their
+        arena. A file's plans are kept if its iterations also end with steps.
         """
         self.planner.require_step_marks(until=NEVER)
         if self.loaded is None or not self.loaded.detected_marks:
@@ -82,7 +85,7 @@ class TensorPool(Pool):
 
     @property
     def has_detected_marks(self) -> bool:
-        """True if the steps of an optimizer end iterations that the program does not mark."""
+        """True if iterations end with detected steps of an optimizer, without marks of the program."""
         steps = self._step_detector is not None and self._step_detector.ends_iterations
         return steps and self.step_counter.steps > 0
 
@@ -94,8 +97,7 @@ class TensorPool(Pool):
         """End an iteration at every step of the optimizer.
 
         A framework's wrapper counts as the wrapped optimizer: a call that only accumulates gradients ends no
-        iteration. Inside `iteration`, which ends iterations itself, a step raises `UsageError` before the
-        step begins.
+        iteration. Inside `iteration`, which ends iterations itself, a step raises `UsageError` at its start.
 
         Returns:
             A handle; ``remove()`` stops the watching.
@@ -122,7 +124,7 @@ class TensorPool(Pool):
         return hooks
 
     def step(self) -> None:
-        """Mark the end of one iteration and the beginning of the next, also for swapping."""
+        """Mark the end of one iteration and the beginning of the next, for plans and for offloading."""
         self._end_step_detection()
         super().step()
         if self.offloading is not None:
@@ -142,11 +144,11 @@ class TensorPool(Pool):
                     self.offloading.mark()
 
     def swapping_values(self) -> dict[str, Any] | None:
-        """Return the report's values about swapping; None if nothing is swapped."""
+        """Return the report's values about offloading; None without offloading."""
         return None if self.offloading is None else self.offloading.values()
 
     def close(self) -> None:
-        """Stop serving PyTorch and stop planning. Tensors stay valid; swapped ones are on the device."""
+        """Stop serving PyTorch, and stop planning; tensors stay valid. Offloaded tensors are reloaded."""
         if self.offloading is not None:
             self.offloading.end()
         self._end_step_detection()

@@ -1,8 +1,8 @@
-"""Iterations by optimizer steps, for programs without marks; the first optimizer to step counts.
+"""Detection of iterations in programs without marks, from the steps of the first optimizer that steps.
 
-Where an optimizer steps, a step is the iteration: a shorter repetition, such as the cell of an LSTM that is
-stepped in Python, is a part of the iteration, and batches of random length have no period at all. A written
-trace shows the steps, too: a planner that reads the trace has no program to watch.
+If an optimizer steps, its step is the iteration: shorter repetitions, such as the cells of an LSTM in a
+Python loop, are parts of the iteration, and batches of random length have no period at all. A written trace
+has marks of the steps, too, for planners that read the trace.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mempool.torch.optimizer_steps import Listener
 if TYPE_CHECKING:
     from mempool.torch.pool import TensorPool
 
-#: Consecutive steps of other optimizers after which the optimizer that ended iterations is considered
-#: finished. A judgement: a GAN's discriminator steps a few times for each step of its generator.
+#: Successive steps of other optimizers after which the optimizer that ended iterations counts as finished.
+#: Not measured: a GAN's discriminator steps a few times for each step of its generator.
 IDLE_STEPS = 64
 
 
@@ -29,22 +29,22 @@ class StepDetector:
         ends_iterations: true if the steps end the pool's iterations.
     """
 
-    def __init__(self, pool: TensorPool, *, ends: bool, shown: bool) -> None:
-        """Begin to observe.
+    def __init__(self, pool: TensorPool, *, ends: bool, marks_trace: bool) -> None:
+        """Start observing all optimizers.
 
         Args:
             pool: the pool whose steps are counted.
-            ends: end the pool's iterations with the steps.
-            shown: show the steps in the pool's trace.
+            ends: whether steps end the pool's iterations.
+            marks_trace: whether steps set marks in the pool's trace.
         """
         self._pool = weakref.ref(pool)
-        self.ends_iterations, self._shows_steps = ends, shown
+        self.ends_iterations, self._marks_trace = ends, marks_trace
         self._optimizer: Any = None
         self._idle_steps = 0
         self._listener = Listener(before=self._before_step, after=self._after_step)
 
     def end(self) -> None:
-        """Stop observing, for example because the program marks the end of iterations."""
+        """Stop observing, for example because the program marks iterations."""
         self._listener.remove()
 
     def _before_step(self, _: torch.optim.Optimizer) -> None:
@@ -60,11 +60,11 @@ class StepDetector:
             pool.mark_detected_step()
             return
         pool.step_counter.count()
-        if self._shows_steps:
+        if self._marks_trace:
             pool.client.record_detected_step()
 
     def is_followed(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return true for the first optimizer to step, as long as it keeps stepping."""
+        """Return true for the first optimizer that steps, while it keeps stepping."""
         known = None if self._optimizer is None else self._optimizer()
         if known is None or (known is not optimizer and self._idle_steps >= IDLE_STEPS):
             self._optimizer, known = weakref.ref(optimizer), optimizer

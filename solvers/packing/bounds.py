@@ -1,4 +1,4 @@
-"""Lower bounds on the arena size: the load over time and the bounds derived from the load."""
+"""Lower bounds on the arena size: the load over time, and bounds derived from the load."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pieces:
 
     @cached_property
     def load(self) -> Load:
-        """Load extremes without padding; on a circle all live instances count; zeros without pieces."""
+        """Extremes of the load without padding; on a circle, all live instances count; 0 without pieces."""
         columns = self.owner, self.start, self.end, self.size
         return Load(*_core.load_extremes(*columns, self.period or 0))
 
@@ -82,13 +82,13 @@ def pieces_of(buffers: Buffers) -> Pieces:
         owner = np.concatenate([owner, buffers.gap_buffer[gap]])
         start = np.concatenate([start, buffers.gap_end[gap]])
         end = np.concatenate([end, buffers.gap_start[gap]])
-        # The k-th start and the k-th end of a buffer belong together: gaps do not overlap.
+        # Gaps do not overlap, so the k-th start and the k-th end of a buffer delimit one piece.
         by_start, by_end = np.lexsort((start, owner)), np.lexsort((end, owner))
         owner, start, end = owner[by_start], start[by_start], end[by_end]
         keep = start < end
         owner, start, end = owner[keep], start[keep], end[keep]
     pieces = Pieces(owner, start, end, buffers.size, buffers.period)
-    _refuse_absurd(buffers, pieces.rows)
+    _check_sums(buffers, pieces.rows)
     return pieces
 
 
@@ -99,7 +99,7 @@ def at(column: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return column[rows]
 
 
-def _refuse_absurd(buffers: Buffers, rows: NDArray[np.int64]) -> None:
+def _check_sums(buffers: Buffers, rows: NDArray[np.int64]) -> None:
     total = 0.0
     for column in (at(buffers.size, rows), at(buffers.alignment, rows)):
         if buffers.max_instances == 1:
@@ -128,9 +128,9 @@ def peak_load(buffers: Buffers) -> int:
 def lower_bound(buffers: Buffers) -> int:
     """Return a lower bound on the arena in bytes; at least the peak load.
 
-    The bound is the sum of the groups' peak loads, since groups share no addresses. If all buffers have an
-    alignment above 1, all buffers but the topmost count with their padding. The end of a buffer with a fixed
-    offset is another lower bound.
+    Three bounds are combined. Groups share no addresses, so the sum of the groups' peak loads is a bound. If
+    all buffers have an alignment above 1, all live buffers except the topmost count with padding. The end of
+    a buffer with a fixed offset is a bound, too.
     """
     return bound_of(buffers, pieces_of(buffers))
 
@@ -180,8 +180,8 @@ def _curve(pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _padded_bound(pieces: Pieces, padding: NDArray[np.int64]) -> int:
     """Return the maximum over time of the padded load minus the largest padding of a live buffer, in bytes.
 
-    The buffers alive at one time lie above one another, and all but the topmost need their padding. Only some
-    times of highest load are considered; skipping the others gives a weaker bound, not a wrong one.
+    Of the buffers alive at one time, all except the topmost need their padding. Only some times of highest
+    load are examined, which gives a weaker bound, not a wrong one.
     """
     times, loads = _curve(pieces)
     period = pieces.period

@@ -1,4 +1,4 @@
-"""Plan checker. Shares no code with the solvers, so that a solver's bug cannot hide here."""
+"""Plan checker, without code of the solvers, so that it does not repeat a solver's bug."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from solvers.packing.variants import IterationVariant
 
 
-#: Longest lifetime in periods that the checker accepts; unrolling a longer lifetime would take forever.
+#: Longest lifetime, in periods, that the checker accepts, since checking unrolls each lifetime.
 _MOST_PERIODS = 64
 
 
@@ -68,7 +68,7 @@ def check_variants(variants: Sequence[IterationVariant], plans: Sequence[Plan]) 
         until = np.where(outlives, n + first.reach[:, number], np.minimum(first.buffers.end, n))
         for column in range(count):
             _check_line((first, plan, column), np.arange(n), until, (second, other, column + 1), n)
-        # Times count from the beginning of the third iteration, where all these rows are alive.
+        # Times are relative to the beginning of the third iteration, at which all these rows are alive.
         deep = np.flatnonzero(first.reach[:, number] > m)
         beyond = until - (n + m)
         for third, last in zip(variants, plans, strict=True) if len(deep) else ():
@@ -94,8 +94,8 @@ def _check_line(
     """
     (variant, plan, column), (other, others_plan, others_column) = first, second
     assert plan.offset is not None and others_plan.offset is not None  # noqa: PT018
-    # Later rows of the second iteration meet none of `rows`; pairs among the later rows are checked when that
-    # iteration is passed as `first`.
+    # Later rows of the second iteration do not overlap `rows` in time; pairs of later rows are checked when
+    # that iteration is `first`.
     there = np.arange(np.clip(until[rows].max(initial=0) - begun, 0, len(other)))
     ends = np.where((other.reach > 0).any(axis=1), len(other), np.minimum(other.buffers.end, len(other)))
     start = np.concatenate([np.minimum(rows, begun), begun + there])
@@ -158,8 +158,7 @@ def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]
     row = np.repeat(rows, offset.shape[1])
     low = offset[rows].ravel()
     places, (start, end) = numbered(np.stack([low, low + buffers.size[row]]))
-    # One axis for all groups, each group in a section of its own: buffers that touch are merged to ranges
-    # there.
+    # One axis with a separate section for each group, in which adjacent buffers are merged to ranges.
     stretch = np.repeat(group, offset.shape[1]) * (len(places) + 1)
     start, end = start + stretch, end + stretch
     order = np.argsort(start, kind="stable")
@@ -168,7 +167,7 @@ def _groups(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]
     closes = np.append(opens[1:], True)
     base = stretch[order][opens]
     first, last = start[order][opens] - base, reach[closes] - base
-    # On the common address axis no two ranges may overlap; if any two overlap, some two neighbours do.
+    # On the common address axis no ranges may overlap; if any do, so do two neighbours.
     by_address = np.argsort(first, kind="stable")
     bad = np.flatnonzero(first[by_address][1:] < last[by_address][:-1])
     if len(bad):
@@ -201,11 +200,10 @@ class _Boxes:
 
 
 def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> _Boxes:
-    """Return boxes of every instance of every buffer over enough iterations, with lifetimes cut at the gaps.
+    """Return boxes of every instance of every buffer over enough iterations, without the gaps.
 
-    Addresses repeat every U iterations, so the earlier of two overlapping instances can be taken from the
-    first U iterations; the later instance then follows at most ceil(longest lifetime / period) iterations
-    later.
+    Addresses repeat every U iterations, so if two instances overlap, then so do two of which the earlier is
+    in the first U iterations and the later at most ceil(longest lifetime / period) iterations behind.
     """
     owner, start, end = _pieces(buffers, rows)
     turns, columns, period = 1, offset.shape[1], 0
@@ -214,7 +212,7 @@ def _boxes(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64])
         if meet > _MOST_PERIODS:
             raise PlanError(f"a buffer lives {meet} periods, more than {_MOST_PERIODS}")
         turns = max(columns + meet, 2 * meet)
-        # Ranks within the period instead of times, so that many consecutive periods fit 64 bits.
+        # Ranks within the period replace times, so that many successive periods fit 64 bits.
         before, within = np.divmod(np.stack([start, end]), buffers.period)
         moments, rank = numbered(within)
         period = len(moments)
@@ -237,7 +235,7 @@ def _pieces(
     start = np.concatenate([buffers.start[rows], buffers.gap_end[gapped]])
     order = np.lexsort((start, owner))
     owner, start = owner[order], start[order]
-    # A piece ends where the next gap of the buffer begins, or with the buffer's lifetime.
+    # A piece ends at the next gap of the buffer, or with the buffer's lifetime.
     end = buffers.end[owner]
     another = np.flatnonzero(owner[1:] == owner[:-1])
     end[another] = buffers.gap_start[gapped]
@@ -248,10 +246,9 @@ def _pieces(
 def _overlaps(buffers: Buffers, offset: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
     """Check that no two boxes overlap.
 
-    The algorithm walks a binary tree over time (a segment tree) level by level. Each box is the union of
-    whole nodes, at most two per level. A box that fills a node meets in time every box that reaches into this
-    node, so their addresses must be disjoint; boxes that only partly cover the same node are compared in the
-    levels below.
+    The algorithm walks a segment tree over time level by level. Each box is the union of whole nodes, at most
+    two per level. A box that fills a node overlaps in time with every box that reaches into the node, so
+    their addresses must be disjoint. Boxes that only partly cover a node are compared at lower levels.
     """
     box = _boxes(buffers, offset, rows)
     low, high = numbered(np.stack([box.low, box.high]))[1]
@@ -304,8 +301,8 @@ def _clash(
     bad = np.flatnonzero((node[1:] == node[:-1]) & (high[full[:-1]] > low[full[1:]]))
     if len(bad):
         return int(full[bad[0]]), int(full[bad[0] + 1])
-    # Boxes that fill one node are disjoint: among those that begin below a box's end, the last one ends
-    # highest.
+    # Boxes that fill one node are disjoint, so of the boxes that begin below a given address, the last one
+    # ends highest.
     filled = np.zeros(max(int(node.max()), int(within.max(initial=0))) + 1, np.bool_)
     filled[node] = True
     near = filled[within]

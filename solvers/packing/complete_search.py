@@ -1,7 +1,7 @@
-"""Complete searches (branching over skyline valleys, and pairwise order) in turns with the repair heuristics.
+"""Complete searches (branching over skyline valleys, and pairwise order) that alternate with local repair.
 
-A complete search decides whether a plan exists within a capacity. The capacities asked for are the lower
-bound, which rises if no plan exists, and one just below the best arena, which is optimal if no plan exists.
+A complete search decides whether a plan exists within a capacity. Two capacities are tried: the lower bound,
+which rises if no plan exists, and a byte less than the best arena, which is optimal if no plan exists.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
 def can_search_skyline(jobs: Jobs) -> bool:
     """Return whether the complete skyline search takes these jobs.
 
-    The search takes no jobs with gaps or across the cut of a circle, no sizes that sum to more than the
-    kernels can add, and no fixed offsets among very many jobs.
+    The search excludes jobs with gaps or across the cut of a circle, sizes whose sum exceeds the kernels'
+    integers, and fixed offsets among very many jobs.
     """
     fixed = jobs.fixed >= 0
     one_piece_each = len(jobs.start) == len(jobs)
@@ -45,15 +45,15 @@ def can_search_skyline(jobs: Jobs) -> bool:
 
 
 def can_search_pairs(jobs: Jobs) -> bool:
-    """Return whether the jobs, with or without gaps, are few enough for the pairwise search."""
+    """Return whether the jobs are few enough for the pairwise search, which permits gaps."""
     most = OPTIONS.few if can_search_skyline(jobs) else OPTIONS.pairwise
     return len(jobs) <= most and can_repair(jobs)
 
 
 class TurnSearch:
-    """Searches of one task in turns: complete searches, repairs and heuristics.
+    """Alternating searches of one task: complete searches, repairs and heuristics.
 
-    First and best fit run after the first turn, because the first turn is often the last one and is shorter.
+    First and best fit run after the first turn, because the first turn is shorter and often the last.
 
     Args:
         task: the task to pack; must have offsets.
@@ -63,8 +63,8 @@ class TurnSearch:
         self._task, self._native = task, task.jobs.native()
         self._seeds = 0
         self._searches: dict[str, tuple[int, _Complete]] = {}  # capacity and search of each turn
-        self._max_load_repair: _core.LocalRepair | None = None  # begins with the maximum-load-first plan
-        self._best_repair: _core.LocalRepair | None = None  # begins with plans of other heuristics
+        self._max_load_repair: _core.LocalRepair | None = None  # starts from the maximum-load-first plan
+        self._best_repair: _core.LocalRepair | None = None  # starts from plans of other heuristics
 
     def run(self) -> None:
         """Search until the bound, a proof or a limit is reached."""
@@ -116,18 +116,18 @@ class TurnSearch:
             self._repair(max(OPTIONS.first_turn // 4, OPTIONS.local_repair_work * len(jobs)))
 
     def _target(self, budget: int) -> None:
-        """Search for a plan at the target; if no plan exists, the target rises."""
+        """Search for a plan at the target; raise the target if no plan exists."""
         if budget >= OPTIONS.skyline_search_work * len(self._task.jobs):
             self._decide("target", budget, _core.SkylineSearch, lambda: self._task.target)
 
     def _halfway(self, budget: int) -> None:
-        """Search for a plan halfway between the target and the best, unless a capacity is the target."""
+        """Search for a plan halfway between the target and the best plan, unless a capacity is given."""
         task = self._task
         if task.capacity is None and budget >= OPTIONS.skyline_search_work * len(task.jobs):
             self._decide("halfway", budget, _core.SkylineSearch, lambda: (task.target + task.arena) // 2)
 
     def _below(self, budget: int) -> None:
-        """Search for a plan smaller than the best by at least one byte."""
+        """Search for a plan at least one byte smaller than the best plan."""
         self._decide("below", budget, _core.SkylineSearch, lambda: self._task.arena - 1)
 
     def _pairs(self, budget: int) -> None:
@@ -165,11 +165,10 @@ class TurnSearch:
         return search
 
     def _repair(self, budget: int) -> None:
-        """Repair plans locally around the highest job, again and again.
+        """Repair plans locally around the highest job, repeatedly.
 
         One repair starts from the maximum-load-first plan. If another heuristic's plan has a smaller arena,
-        that plan is repaired in half of the time; plans of other orders are often lower at first but improve
-        little.
+        half of the time goes to that plan: such plans often start lower, but improve little.
         """
         task = self._task
         budget *= OPTIONS.long_repair if len(task.jobs) > OPTIONS.many else 1
@@ -191,10 +190,9 @@ class TurnSearch:
         return run_aside(task, lambda _: _core.LocalRepair(self._native, offsets, seed))
 
     def _improve_plan(self, search: _core.LocalRepair, budget: int) -> None:
-        """Repair and take over each better plan until the budget is spent.
+        """Repair until the budget is spent, and offer each better plan to the task.
 
-        The initial plan is taken over too: it may be at the target already, and the repair would then search
-        for nothing.
+        The initial plan is offered, too, since it may already reach the target.
         """
         task, until = self._task, search.work + budget
         if not task.stopped_by:
@@ -213,17 +211,17 @@ class TurnSearch:
         return (self._task.seed + self._seeds * 2**32) % 2**64
 
     def _run_aside(self, advance: Callable[[int], bool], units: int) -> bool | None:
-        """Return whether `advance` found something, or None if a limit was reached first."""
+        """Return the result of `advance`, or None if a limit was reached first."""
         return run_aside(self._task, lambda _: advance(units))
 
     def _spend(
         self, search: _Complete | _core.LocalRepair, advance: Callable[[int], bool], budget: int
     ) -> bool:
-        """Advance in slices until something is found; return false when the budget or a limit is reached.
+        """Advance in slices until a plan or proof is found; return false at the budget or a limit.
 
         The length of a slice does not depend on the clock, so a node budget gives the same plan on every
-        machine. With very many jobs even one slice takes longer than the delay allowed at a limit: a kernel
-        abandoned in the middle keeps running on its thread for a moment, and must not be touched.
+        machine. With very many jobs even one slice exceeds the permitted delay at a limit: an abandoned
+        kernel then still runs briefly on its thread, and must not be touched.
         """
         task, until = self._task, search.work + budget
         while (left := until - search.work) > 0:

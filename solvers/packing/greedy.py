@@ -1,8 +1,7 @@
 """Greedy packing heuristics: first fit, best fit and skyline in several orders, then local repair.
 
 The skyline heuristics are "lowest valley first" and "maximum load first".
-Functions that return a bool return false to tell the caller to stop: the plan is good enough or a limit was
-reached.
+Functions that return a bool return false if the search should stop, at a limit or with a good plan.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     #: A function that computes an order of jobs on demand: int32[n].
     Order = Callable[[], NDArray[np.int32]]
 
-#: Largest sum of padded sizes in bytes: the kernels add up sizes with their padding in 64 bits.
+#: Largest sum of padded sizes in bytes that the kernels can add in 64 bits.
 _MOST_BYTES = 2.0**61
 
 
@@ -40,14 +39,14 @@ def greedy(task: Task) -> None:
 
 
 def run_heuristics(task: Task) -> bool:
-    """Run only the quick orders; return whether to go on. The task always has offsets afterwards."""
+    """Run only the quick orders, which always give offsets; return whether to continue."""
     return run_skylines(task) and run_fits(task)
 
 
 def run_skylines(task: Task) -> bool:
-    """Run the skyline heuristics; return whether there is a reason to go on.
+    """Run the skyline heuristics; return whether to continue.
 
-    The sequence is: lowest valley first by start time, which is quick; maximum load first, nearly always the
+    The sequence is lowest valley first by start time, which is quick; maximum load first, nearly always the
     best; then lowest valley first in the other orders, unless there are very many jobs.
     """
     others = orders(task.jobs)
@@ -62,7 +61,7 @@ def run_skylines(task: Task) -> bool:
 
 
 def run_in_order(task: Task, order: NDArray[np.int32]) -> bool:
-    """Pack lowest valley first in the given order; return whether there is a reason to go on."""
+    """Pack lowest valley first in the given order; return whether to continue."""
     native = task.jobs.native()
     return _offer_pass(
         task, run_aside(task, lambda cancel: _core.pack_in_order(native, order, cancel)), OPTIONS.order_work
@@ -70,7 +69,7 @@ def run_in_order(task: Task, order: NDArray[np.int32]) -> bool:
 
 
 def _run_max_load_first(task: Task, order: NDArray[np.int32]) -> bool:
-    """Pack maximum load first, jobs with gaps in the given order; return whether to go on."""
+    """Pack maximum load first, jobs with gaps in the given order; return whether to continue."""
     native = task.jobs.native()
     task.max_load_first_offsets = run_aside(
         task, lambda cancel: _core.pack_max_load_first(native, order, task.target, cancel)
@@ -85,7 +84,10 @@ def can_repair(jobs: Jobs) -> bool:
 
 
 def _offer_pass(task: Task, offsets: NDArray[np.int64] | None, units: int) -> bool:
-    """Offer the offsets to the task, if any, and charge the work units per job; return whether to go on."""
+    """Offer the offsets, if any, to the task, and charge the work units per job.
+
+    Return whether to continue.
+    """
     if offsets is None:
         return False
     task.offer(offsets, int((offsets + task.jobs.size).max()))
@@ -94,10 +96,10 @@ def _offer_pass(task: Task, offsets: NDArray[np.int64] | None, units: int) -> bo
 
 
 def _near_enough(task: Task) -> bool:
-    """Return whether the remaining gap is small and closing the gap costs more than the remaining budget.
+    """Return whether the gap is small, and closing it would cost more than the remaining budget.
 
-    This happens when very many jobs reach the bound except for some bytes. If the caller has set a target
-    above the lower bound, the gap never counts as small.
+    This happens when very many jobs almost reach the bound. With a target above the lower bound, the gap
+    never counts as small.
     """
     left = task.budget.nodes_left
     if left is None or left >= OPTIONS.max_load_first_work * len(task.jobs):
@@ -114,7 +116,7 @@ def _offset_order(offsets: NDArray[np.int64] | None) -> NDArray[np.int32]:
 
 
 def run_fits(task: Task) -> bool:
-    """Run first and best fit in each order; return whether to go on.
+    """Run first and best fit in each order; return whether to continue.
 
     The first order is by ascending offset in the best plan so far. In this order, first fit places no job
     higher than before: only jobs that have not risen lie below the job's old offset, so the old offset is
@@ -190,7 +192,7 @@ def _repair(task: Task) -> None:
 
 
 def _slices(task: Task, search: _core.FitPacker | _core.LocalRepair) -> Iterator[int]:
-    """Yield nodes to spend until a limit is reached, and charge the work done in between to the budget.
+    """Yield the nodes of the next slice until a limit is reached, and charge each slice to the budget.
 
     The length of a slice does not depend on the clock, so a node budget gives the same plan on every machine.
     """

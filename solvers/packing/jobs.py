@@ -29,7 +29,7 @@ class Jobs:
     converted to pieces, and each instance of a buffer that outlives the period to a separate job.
 
     Attributes:
-        row: row of the buffer that a job places, or -1 for a range of addresses that is already taken.
+        row: row of the job's buffer, or -1 for an occupied range of addresses.
         pieces: number of pieces of the job, at least 1.
         start: first time of each piece; the pieces of a job are consecutive and in order.
         end: first time after each piece, later than the piece's start.
@@ -58,21 +58,21 @@ class Jobs:
 
     @property
     def lifetime(self) -> NDArray[np.int64]:
-        """Return the time in which each job needs memory, gaps excluded."""
+        """Return the total time in which each job needs memory, without gaps."""
         return np.add.reduceat(self.end - self.start, self.first) if len(self) else self.pieces
 
     @cached_property
     def unit(self) -> int:
         """Greatest common divisor of all sizes, alignments and fixed offsets, in bytes.
 
-        Some smallest plan has only multiples of this unit as offsets: with all jobs pushed down, offsets are
-        aligned sums of sizes.
+        There is a smallest plan with multiples of this unit as offsets, since offsets are aligned sums of
+        sizes once all jobs are pushed down.
         """
         values = np.concatenate([self.size, self.alignment[self.alignment > 1], self.fixed[self.fixed > 0]])
         return int(np.gcd.reduce(values))
 
     def attainable(self, arena: int) -> int:
-        """Return the smallest arena size >= ``arena`` that a smallest plan may have: the end of some job."""
+        """Return the smallest possible arena size >= ``arena`` of a smallest plan: the end of a job."""
         free = self.fixed < 0
         step = np.lcm(self.alignment[free], self.unit)
         size = self.size[free]
@@ -100,7 +100,7 @@ def jobs_of(
     Args:
         buffers: buffers of one group. A circle is cut where the fewest bytes are alive.
         bound: lower bound of the buffers if already known.
-        taken: ranges of addresses (from, to) that these buffers must not touch.
+        taken: occupied ranges of addresses, (from, to), which the buffers must avoid.
         pieces: pieces of the buffers if already known.
     """
     pieces = pieces_of(buffers) if pieces is None else pieces
@@ -128,12 +128,12 @@ def jobs_of(
 
 
 def _each(column: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``column[row]``, without indexing if all values are equal, as alignments mostly are."""
+    """Return ``column[row]``, without indexing if all values are equal, as most alignments are."""
     return np.full(len(row), column[0]) if (column == column[:1]).all() and len(column) else column[row]
 
 
 def _with_taken(jobs: Jobs, taken: NDArray[np.int64]) -> Jobs:
-    """Return the jobs plus one fixed job, alive all the time, for each range in `taken`."""
+    """Return the jobs plus one fixed job with unlimited lifetime for each range in `taken`."""
     k = len(taken)
     ones = np.ones(k, np.int64)
     return Jobs(

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: Node budget of a solver when the caller sets no limit of any kind; a fraction of a second.
+#: Node budget of a solver without any limit by the caller; a fraction of a second.
 DEFAULT_NODES = 300_000_000
 
 
 class Status(enum.StrEnum):
-    """Outcome that a plan claims. Running out of time or nodes is never `INFEASIBLE`."""
+    """Status that a plan claims; a solve stopped by time or nodes is never `INFEASIBLE`."""
 
     OPTIMAL = "optimal"  #: no plan has a smaller arena, for any number of columns tried
     FEASIBLE = "feasible"  #: a valid plan, perhaps not the smallest
@@ -34,14 +34,13 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """Limits of a solve; the first limit reached stops. Reaching the lower bound always stops.
+    """Limits of a solve, which ends at the first limit reached, and always at the lower bound.
 
     Attributes:
         seconds: wall-clock limit. A plan stopped by the clock is not reproducible; `Plan.stopped_by` then is
             "time".
-        nodes: limit of work, the number of placed buffers examined while placing others; reproducible on
-            every machine. None means no limit if ``seconds`` or ``interrupt`` is given, otherwise
-            `DEFAULT_NODES`.
+        nodes: limit of work, in placed buffers examined during placements of others; reproducible on every
+            machine. None: no limit if ``seconds`` or ``interrupt`` is given, otherwise `DEFAULT_NODES`.
         target_bytes: an arena that is small enough.
         interrupt: polled some hundred times a second; true stops the search.
 
@@ -70,15 +69,14 @@ class Stop:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Offsets for buffers, with the quality and the origin of these offsets.
+    """Offsets for buffers, with their quality and origin.
 
     Attributes:
         offset: int64[n, U], bytes from the start of the arena, read-only; None if there is no plan. U is the
             number of iterations after which addresses repeat: 1 unless a buffer lives longer than the period.
             The instance allocated in iteration i uses column ``i % U``. -1 for persistent buffers.
         arena_bytes: size of the arena; 0 if there is no plan.
-        lower_bound_bytes: lower bound on the arena, valid for the plan's number of columns and for all others
-            tried.
+        lower_bound_bytes: lower bound on the arena, valid for all numbers of columns tried.
         status: see `Status`.
         solver: name of the solver.
         seed: seed of the solver's random numbers.
@@ -86,7 +84,7 @@ class Plan:
         stopped_by: "bound" (the lower bound was reached), "proof", "nodes", "time", "target", "interrupt", or
             "finished" (nothing left to try); "" in plans given to ``on_improvement``.
         period: period of the buffers, or None.
-        reason: one line that says why there is no plan; empty if there is one.
+        reason: one line about the reason why there is no plan; empty with a plan.
         nodes: work of the solve, as in `Stop`.
 
     Raises:
@@ -133,7 +131,7 @@ class Plan:
         return 1 - peak / self.arena_bytes if self.arena_bytes else 0.0
 
     def keep(self, buffers: Buffers) -> Buffers:
-        """Return the buffers with offsets fixed to this plan, so that a later solve keeps them in place.
+        """Return the buffers with offsets fixed to this plan, so that a later solve keeps their offsets.
 
         Args:
             buffers: the buffers of this plan, or the first of them.

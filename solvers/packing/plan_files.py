@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VERSION = "1"
-#: Largest number of buffers that `read_plan` accepts: a small file can claim any number of equal rows.
+#: Largest number of buffers that `read_plan` accepts: a small compressed file can contain any number of equal
+#: rows.
 MAX_BUFFERS = 1 << 24
 _NUMBERS = ("start", "end", "size", "alignment", "group", "stream")
 _LISTS = ("gap_start", "gap_end", "offset")
@@ -49,7 +50,7 @@ def write_plan(
     extra: Mapping[str, str] | None = None,
     extra_columns: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write a plan and its buffers; a file given by name is written atomically.
+    """Write a plan and its buffers; write atomically to a file given by name.
 
     Args:
         plan: the plan, with offsets.
@@ -60,8 +61,7 @@ def write_plan(
             `read_plan_columns` returns these arrays.
 
     Raises:
-        PlanError: no offsets, a number of offsets other than the number of buffers, or an array of another
-            type or shape.
+        PlanError: no offsets, a wrong number of offsets, or an array of another type or shape.
         OSError: the file cannot be written.
     """
     import pyarrow.parquet as pq
@@ -79,10 +79,10 @@ def write_plan(
 def read_plan(path: StrPath | BinaryIO) -> tuple[Plan, Buffers, dict[str, str]]:
     """Read a plan, the plan's buffers, and the ``extra`` text stored in the file.
 
-    The file, named or open, is untrusted: only `check` tells whether the plan is valid.
+    The file, named or open, is untrusted: call `check` to decide whether the plan is valid.
 
     Raises:
-        PlanError: the plan's values make no sense; the message names the file.
+        PlanError: the plan's values are invalid; the message names the file.
         TraceError: not a complete plan file of a known version, or impossible buffers; the message names the
             file.
         OSError: the file cannot be opened.
@@ -174,7 +174,7 @@ def _opened_for_writing(path: StrPath | BinaryIO) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _opened(path: StrPath | BinaryIO) -> Iterator[tuple[Any, dict[str, str]]]:
-    """Open a Parquet file and yield the file and its metadata; errors inside the block name a named file."""
+    """Open a Parquet file, and yield the file and its metadata; errors inside the block name the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Portfolio of worker threads, each searching for better offsets with its own seed until one suffices."""
+"""Portfolio of worker threads: each searches for better offsets with a separate seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from solvers.packing.task import Task
 
-    #: Function that one worker thread runs with its seed, until the portfolio is over or no work is left.
+    #: Function that a worker thread runs with its seed, until the portfolio ends or no work remains.
     Work: TypeAlias = Callable[["Portfolio", int], None]
     _Complete: TypeAlias = _core.SkylineSearch | _core.PairwiseSearch
     _Search: TypeAlias = _core.LocalRepair | _Complete
@@ -31,9 +31,9 @@ def cores() -> int:
 class Portfolio:
     """Threads that search for better offsets of a task; the native kernels run without the GIL.
 
-    The results depend on the threads' speed, so runs are not reproducible. The threads never touch the task:
-    `Task.done` takes over the results. The caller that starts a portfolio must call `end_portfolio`, even
-    after an interrupt.
+    The results depend on the threads' speed, so runs are not reproducible. Threads never access the task;
+    `Task.done` collects the results. A caller that starts a portfolio must call `end_portfolio`, even after
+    an interrupt.
 
     Args:
         task: the task to pack; must have offsets. `Task.portfolio` becomes this portfolio.
@@ -44,17 +44,17 @@ class Portfolio:
         best: int64[n], the best known offsets.
         arena: the arena of `best` in bytes.
         target: an arena in bytes that is small enough.
-        over: true when the threads are to end.
+        has_ended: true to end the threads.
     """
 
     def __init__(self, task: Task, work: Sequence[Work]) -> None:
         assert task.offsets is not None
-        self.jobs, self.over = task.jobs.native(), False
+        self.jobs, self.has_ended = task.jobs.native(), False
         self.best, self.arena, self.target = task.offsets, task.arena, task.target
         self._lock = threading.Lock()
         self._size = task.jobs.size
         self._refuted, self._work = -1, 0
-        # Events of the started threads, since Ctrl-C does harm in Thread.join().
+        # Events of the started threads, since Ctrl-C in Thread.join() corrupts the thread's state.
         self._ended = list[threading.Event]()
         task.portfolio = self
         for k, function in enumerate(work):
@@ -63,7 +63,7 @@ class Portfolio:
             self._ended.append(ended)
 
     def share(self, task: Task) -> None:
-        """Exchange best offsets and proofs with the task, and charge the work to the task's budget."""
+        """Exchange the best offsets and proofs with the task, and charge the work to the task's budget."""
         with self._lock:
             best, arena, refuted = self.best, self.arena, self._refuted
             units, self._work = self._work, 0
@@ -76,23 +76,23 @@ class Portfolio:
             self.target = task.target
 
     def end(self) -> None:
-        """Stop the threads and wait for them: some ten milliseconds."""
-        self.over = True
+        """Stop the threads, and wait for them: tens of milliseconds."""
+        self.has_ended = True
         for ended in self._ended:
             ended.wait()
 
     def slices(self, search: _Search) -> Iterator[int]:
-        """Yield work units to spend until the portfolio is over, and count the units spent."""
-        while not self.over:
+        """Yield the work units of the next slice until the portfolio ends, and count the units spent."""
+        while not self.has_ended:
             before = search.work
             try:
                 yield OPTIONS.slice
-            finally:  # also when the caller leaves its loop
+            finally:  # even if the caller leaves its loop
                 with self._lock:
                     self._work += search.work - before
 
     def offer(self, offsets: NDArray[np.int64]) -> None:
-        """Report offsets, kept if their arena is smaller than the best."""
+        """Report offsets; keep them if their arena is smaller than the best."""
         arena = int((offsets + self._size).max())
         with self._lock:
             self._keep(offsets, arena)
@@ -121,14 +121,14 @@ def end_portfolio(task: Task) -> None:
 
 
 def repair(portfolio: Portfolio, seed: int) -> None:
-    """Repair the best plan locally, around the highest job, again and again."""
-    while not portfolio.over:
+    """Repair the best plan locally around the highest job, repeatedly."""
+    while not portfolio.has_ended:
         _repair(portfolio, seed)
         seed = (seed + 1) % 2**64
 
 
 def repair_and_search(portfolio: Portfolio, seed: int) -> None:
-    """Alternate local repair with the complete skyline search halfway between the target and the best."""
+    """Alternate local repair with a skyline search halfway between the target and the best arena."""
     _repair_and_decide(
         portfolio, seed, _core.SkylineSearch, lambda: (portfolio.target + portfolio.arena) // 2
     )
@@ -142,9 +142,9 @@ def repair_and_pair(portfolio: Portfolio, seed: int) -> None:
 def _repair_and_decide(
     portfolio: Portfolio, seed: int, search_type: type[_Complete], capacity: Callable[[], int]
 ) -> None:
-    """Alternate local repair with a complete search, whose time doubles at each turn."""
+    """Alternate local repair with a complete search of twice the time at each turn."""
     turn = OPTIONS.portfolio_turn
-    while not portfolio.over:
+    while not portfolio.has_ended:
         _repair(portfolio, seed)
         _search(portfolio, search_type, capacity(), seed, turn)
         seed, turn = (seed + 1) % 2**64, 2 * turn

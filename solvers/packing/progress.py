@@ -21,7 +21,7 @@ class Progress:
 
     Attributes:
         arena_bytes: the smallest arena so far, even if above the capacity; None before the first plan.
-        lower_bound_bytes: lower bound on the arena; a search may raise this bound.
+        lower_bound_bytes: best lower bound on the arena so far.
         nodes: work so far, as in `Plan`.
         seconds: wall-clock time so far.
     """
@@ -38,7 +38,7 @@ class Progress:
 
 
 class ProgressTotal:
-    """Progress over several attempts: converts reports of one attempt to reports over all so far."""
+    """Progress over several attempts: converts reports of one attempt to reports over all attempts so far."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None = None) -> None:
         self.nodes = 0
@@ -84,12 +84,12 @@ class Budget:
     Attributes:
         stop: the limits.
         nodes: nodes spent so far.
-        interrupted: true after the caller or the user has asked to stop.
+        interrupted: true after the caller or the user requested a stop.
         report: reports progress; called by `reached_limit` at most ten times a second.
 
     Args:
         stop: the limits.
-        ahead: seconds before the clock limit at which this limit counts as reached.
+        ahead: the clock limit counts as reached this many seconds earlier.
     """
 
     def __init__(self, stop: Stop, ahead: float = 0.0) -> None:
@@ -118,12 +118,12 @@ class Budget:
         return None if self._last_node is None else max(self._last_node - self.nodes, 0)
 
     def at_most_half(self, nodes: int) -> int:
-        """Return `nodes`, or half of the remaining nodes if that is less, to leave some for later."""
+        """Return the smaller of `nodes` and half of the remaining nodes."""
         left = self.nodes_left
         return nodes if left is None else min(nodes, left // 2)
 
     def share(self, tasks: int) -> None:
-        """Set the next task's limits to an equal share of the remaining limits for ``tasks`` tasks."""
+        """Set the next task's limits to the remaining limits divided by ``tasks``."""
         if self.stop.node_budget is not None:
             self._last_node = self.nodes + max(self.stop.node_budget - self.nodes, 0) // tasks
         if self.stop.seconds is not None:

@@ -19,13 +19,13 @@ Solver = Callable[[Task], None]
 
 
 def auto(task: Task) -> None:
-    """Run the skyline heuristics, then better bounds, then the searches in turn."""
+    """Run the skyline heuristics, then better bounds, then the alternating searches."""
     if run_skylines(task) and not _bounded(task):
         TurnSearch(task).run()
 
 
 def _bounded(task: Task) -> bool:
-    """Raise the lower bound above the load where possible; return whether the task is then done."""
+    """Raise the lower bound above the load if possible; return whether the task is done."""
     jobs = task.jobs
     even = (jobs.alignment == jobs.alignment[:1]).all() and not (jobs.fixed >= 0).any()
     uneven = not even or len(jobs.start) > len(jobs)

@@ -1,10 +1,10 @@
 """Number of columns (iterations until addresses repeat) for buffers that outlive an iteration.
 
-``x = f(x)`` needs two addresses in turn. But if k such buffers of one size are replaced one after the other,
-each new buffer can take the place just freed by the one before: k + 1 places are enough, and addresses repeat
-after k + 1 iterations. With two columns the same buffers need 2 k places.
+``x = f(x)`` alternates between two addresses. But if k such buffers of one size are replaced one after the
+other, each new buffer can use the slot that its predecessor just freed: k + 1 slots suffice, and addresses
+repeat after k + 1 iterations. With two columns the same buffers need 2 k slots.
 
-So several numbers of columns are tried, one after the other within one limit.
+So several numbers of columns are tried, one after the other, within one limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def columns_to_try(buffers: Buffers) -> list[int]:
-    """Return the numbers of columns to try, the most promising first, always with `Buffers.max_instances`."""
+    """Return the numbers of columns to try, the most promising first, including `Buffers.max_instances`."""
     least = buffers.max_instances
     if least == 1 or (buffers.offset >= 0).any():
         return [least]
@@ -43,10 +43,10 @@ def columns_to_try(buffers: Buffers) -> list[int]:
 
 
 class Attempts:
-    """Plans for each number of columns; iteration yields the number and the limits of each next attempt.
+    """Attempts with several numbers of columns; iteration yields each attempt's number and limits.
 
-    A proof for one number of columns says nothing about another number: a plan is optimal if no number tried
-    can give a smaller arena.
+    A proof for one number of columns proves nothing for other numbers. A plan counts as optimal if no number
+    tried can give a smaller arena.
 
     Args:
         columns: the numbers of columns to try, the most promising first.
@@ -63,7 +63,7 @@ class Attempts:
             yield columns, self._part(1 / (len(self._columns) - k))
 
     def _part(self, share: float) -> Stop:
-        """Return limits that are this share of the remaining limits."""
+        """Return this share of the remaining limits."""
         stop, total = self._stop, self._total
         nodes = stop.node_budget
         return dataclasses.replace(
@@ -78,7 +78,7 @@ class Attempts:
 
     @property
     def best(self) -> Plan | None:
-        """Return the plan with the smallest arena; without any offsets, preferably one not infeasible."""
+        """Return the plan with the smallest arena; without any, prefer a plan that is not infeasible."""
         return min(self._plans.values(), key=_rank, default=None)
 
     def combined(self, bound: int, stopped_by: str = "") -> Plan:
@@ -110,7 +110,7 @@ class Attempts:
 
     @property
     def _limit(self) -> str:
-        """Return a limit that some attempt has reached, or "" if none has."""
+        """Return a limit that any attempt reached, or ""."""
         reached = {plan.stopped_by for plan in self._plans.values()}
         return next((limit for limit in ("interrupt", "time", "nodes") if limit in reached), "")
 
@@ -120,8 +120,8 @@ def _arena(plan: Plan) -> tuple[bool, int]:
 
 
 def _rank(plan: Plan) -> tuple[bool, int, bool]:
-    """Return a sort key by which the best plan is first.
+    """Return a sort key that puts the best plan first.
 
-    A proof that one number of columns is infeasible ranks last, because other numbers may be feasible.
+    Infeasible plans are last, because other numbers of columns may be feasible.
     """
     return *_arena(plan), plan.status is Status.INFEASIBLE

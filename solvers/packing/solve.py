@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from traces.buffers import Buffers
 
-#: Largest number of live instances of one buffer; a buffer alive over more periods accumulates and is
-#: refused.
+#: Largest number of live instances of one buffer; more count as accumulation, and are refused.
 MOST_INSTANCES = 64
 
 
@@ -52,18 +51,18 @@ def solve(
 
     Args:
         buffers: the buffers to place. Persistent buffers are left out (offset -1).
-        capacity: bytes; the first plan that fits is accepted, and if none is found, the returned plan has no
+        capacity: bytes; accept the first plan that fits. If no plan is found, the returned plan has no
             offsets.
         stop: limits of the solve; the default is a node budget and no clock.
         seed: seed of the search.
         solver: one of `SOLVERS`: "auto" or "greedy" (auto without the complete searches).
         columns: number of iterations after which addresses repeat, at least `Buffers.max_instances`; by
             default a few numbers are tried if a buffer outlives its iteration.
-        threads: number of threads that search at once; by default one with a node limit, and one per core
-            with only a clock limit or an interrupt.
+        threads: number of searching threads; by default one with a node limit, and one per core with only a
+            clock limit or an interrupt.
         on_improvement: called from this thread with every plan that is better than the last.
-        on_progress: called from this thread whenever the limits are checked, even without a better plan: at
-            most ten times a second, the first time after a tenth of a second.
+        on_progress: called from this thread at checks of the limits, even without a better plan: at most ten
+            times a second, first after a tenth of a second.
 
     Raises:
         ValueError: unknown solver, too few columns or threads, a buffer alive over more than 64 periods,
@@ -109,7 +108,7 @@ def _solve_columns(
     on_improvement: Callable[[Plan], None] | None,
     total: ProgressTotal,
 ) -> Plan:
-    """Return the best plan over these numbers of columns; a plan that is good enough ends the search."""
+    """Return the best plan over these numbers of columns; stop at a plan that is good enough."""
     bound, few = request.bound, len(request.buffers) <= OPTIONS.few
     enough = max(stop.target_bytes or 0, request.capacity or 0, bound)
     several = len(tried) > 1
@@ -174,8 +173,8 @@ class _Solve:
         self._on_improvement, self._on_progress = on_improvement, on_progress
         self._budget = Budget(stop, OPTIONS.assembly_seconds * len(buffers) * columns)
         self._target = max(stop.target_bytes or 0, self._capacity or 0)
-        # Buffers that are not packed: persistent ones get -1; those without memory keep a fixed offset or get
-        # 0.
+        # Buffers that are not packed: persistent buffers get -1; buffers without memory keep a fixed offset
+        # or get 0.
         self._offset = np.maximum(buffers.offset[:, None], np.zeros(columns, np.int64))
         self._offset[buffers.persistent] = -1
         self._latest: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -220,7 +219,7 @@ class _Solve:
                 return
             self._on_improvement(self._plan(self._with_group(rows, jobs, offsets), arena, ""))
 
-        # Earlier groups are packed as tightly as possible: only the last group may stop at a target.
+        # Only the last group may stop at a target; earlier groups are packed as tightly as possible.
         target, capacity = (self._target, self._capacity) if last else (0, None)
         seed, threads = self._request.seed, self._request.threads
         return Task(jobs, self._budget, seed, target, capacity, threads, found if last else None)
@@ -246,7 +245,7 @@ class _Solve:
         if self._latest is None or self._latest[0] is not found:
             offset = self._offset.copy()
             write_offsets(offset, rows, jobs.row, found)
-            offset.flags.writeable = False  # several plans share this array, and callers hold some of them
+            offset.flags.writeable = False  # several plans share this array
             self._latest = found, offset
         return self._latest[1]
 
@@ -257,7 +256,7 @@ class _Solve:
             found = f"smallest arena found {self._arena} > capacity {self._capacity}"
             return self._no_plan(Status.UNKNOWN, stopped_by, found)
         if stopped_by in ("bound", "proof") and self._arena > self._bound:
-            stopped_by = "finished"  # each group is optimal by itself, which proves nothing for all together
+            stopped_by = "finished"  # optimal groups do not prove an optimal sum
         return self._plan(self._offset, self._arena, stopped_by)
 
     def _plan(self, offset: NDArray[np.int64], arena: int, stopped_by: str) -> Plan:
@@ -291,7 +290,7 @@ class _Solve:
 
 
 def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
-    """Return rows of the buffers that need memory by group; coarsest alignment first, to waste least.
+    """Return rows of the buffers that need memory by group, the coarsest alignment first to save padding.
 
     With a single group, all rows are returned: rows of buffers that need no memory have no pieces.
     """
@@ -310,7 +309,7 @@ def _groups(buffers: Buffers, pieces: Pieces) -> list[NDArray[np.int64]]:
 def _taken(
     buffers: Buffers, groups: list[NDArray[np.int64]], k: int, offset: NDArray[np.int64]
 ) -> list[tuple[int, int]]:
-    """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed ones.
+    """Return address ranges that group k must avoid: earlier groups' buffers, later groups' fixed buffers.
 
     Without fixed offsets, the result is one range from 0 up to the topmost end.
     """
@@ -319,7 +318,7 @@ def _taken(
     after = after[buffers.offset[after] >= 0]
     rows = np.concatenate([before, after])
     low, size = offset[rows].ravel(), np.repeat(buffers.size[rows], offset.shape[1])
-    if not (buffers.offset >= 0).any():  # nothing pins a group: the next goes on top
+    if not (buffers.offset >= 0).any():  # no fixed offsets: the next group goes on top
         return [(0, int((low + size).max()))] if len(low) else []
     ranges: list[tuple[int, int]] = []
     for start, length in sorted(zip(low.tolist(), size.tolist(), strict=True)):

@@ -1,7 +1,7 @@
-"""Address sharing between CUDA streams: the trade of arena bytes against stream waits.
+"""Address sharing between CUDA streams: trades arena bytes against stream waits.
 
-A stream may use memory that another stream has freed only after waiting for the work queued there, so sharing
-addresses saves bytes and costs time. Streams that share no addresses are packed as separate groups.
+Before a stream uses memory that another stream freed, it must wait for the other stream's queued work, so
+sharing addresses saves bytes and costs time. Streams that share no addresses are packed as separate groups.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NEVER = 2**63 - 1
 def waits(plan: Plan, buffers: Buffers) -> float:
     """Return the mean number of waits of one stream for another per iteration, in steady state.
 
-    When a stream gets memory that another stream freed last, the stream waits for this free, unless the
-    stream has already waited for the other stream since.
+    A stream that gets memory which another stream freed last waits for that free, unless the stream has
+    waited for the other stream since that free.
 
     Args:
         plan: a plan with offsets for these buffers.
@@ -72,19 +72,19 @@ def solve_streams(
     on_progress: Callable[[Progress], None] | None = None,
     **arguments: Any,
 ) -> Plan:
-    """Make a plan in which streams share addresses if this saves enough bytes; otherwise as `solve`.
+    """Make a plan in which streams share addresses if this saves enough bytes.
 
-    The first attempt packs each stream separately. Then all streams together are tried and, with a few
-    streams and no capacity, pairs of streams whose loads peak at different times, one pair after the other,
-    as long as the possible saving may be worth the waits.
+    The first attempt packs each stream separately. The second packs all streams together. With few streams
+    and no capacity, further attempts pack pairs of streams whose loads peak at different times, one pair
+    after the other, while the possible saving exceeds the price of the waits.
 
     Args:
         buffers: the buffers to place; groups never share addresses.
         wait_bytes: bytes that a plan must save for each wait in an iteration. 0: search for the smallest
             arena. `NEVER`: streams share no addresses.
-        stop: when to stop; the node limit applies to each attempt. No further attempt is made at the target.
-        capacity: bytes; the first plan that fits is accepted, however many waits the plan has, unless
-            `wait_bytes` is `NEVER`.
+        stop: limits; the node limit applies to each attempt. No attempt follows once the target is reached.
+        capacity: bytes; accept the first plan that fits, with any number of waits unless `wait_bytes` is
+            `NEVER`.
         close_enough: largest ratio of arena to lower bound at which the search for a smaller arena stops.
         on_progress: as for `solve`. The reported arena may come from an attempt with too many waits.
         arguments: the other arguments of `solve`.
@@ -106,7 +106,7 @@ def solve_streams(
 
 
 class _Search:
-    """Search over partitions of the streams; holds the best plan so far and the plan's cost in bytes."""
+    """Search over partitions of the streams, with the best plan so far and its cost in bytes."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Search:
             return
         self._attempts += 1
         self._total.add(plan)
-        if all_share:  # a bound for shared streams holds for any partition
+        if all_share:  # a bound for shared streams is valid for any partition
             self._bound = max(self._bound, plan.lower_bound_bytes)
         if plan.stopped_by == "interrupt":
             self._stopped_by = "interrupt"
@@ -182,7 +182,7 @@ class _Search:
                 refused.add(pair)
 
     def result(self) -> Plan:
-        """Return the best plan; the bound, status and stop reason hold even if any two streams may share."""
+        """Return the best plan, with bound, status and stop reason valid for any partition of the streams."""
         assert self._best is not None
         plan = dataclasses.replace(self._best, seconds=self._budget.seconds, nodes=self._total.nodes)
         if self._stopped_by:
@@ -192,7 +192,7 @@ class _Search:
             return plan
         if plan.arena_bytes <= bound:
             return dataclasses.replace(plan, lower_bound_bytes=bound, status=Status.OPTIMAL)
-        proven = plan.stopped_by in ("bound", "proof")  # proven only for these separate streams
+        proven = plan.stopped_by in ("bound", "proof")  # proven only for separate streams
         stopped_by = plan.stopped_by
         if proven:
             stopped_by = "target" if plan.arena_bytes <= self._enough else "finished"
@@ -219,7 +219,7 @@ class _Search:
         return sum(peak_load(b.select(rows[b.group[rows] == group])) for group in groups)
 
     def _grouped(self, parts: list[frozenset[int]]) -> Buffers:
-        """Return the buffers with one group per part; buffers with a fixed offset keep this offset."""
+        """Return the buffers with one group per part, and with their fixed offsets."""
         b = self._buffers
         part = np.zeros(len(b), np.int64)
         for k, streams in enumerate(parts):

@@ -1,4 +1,4 @@
-"""State of one packing problem during a solve, and the worker thread for kernels that check no limits."""
+"""State of one packing problem during a solve, and the worker thread for kernels without limit checks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Task:
         arena: arena of `offsets` in bytes.
         portfolio: the portfolio of threads that search at the same time, or None.
         max_load_first_offsets: int64[len(jobs)], the offsets of maximum load first, or None.
-        lower_bound: the best known bound in bytes: that of the jobs, or a larger one that a solver has
+        lower_bound: the best known bound in bytes: the jobs' bound, or a larger bound that a solver has
             proven.
-        stopped_by: why the solver stopped; "" while the solver may go on.
+        stopped_by: reason why the solver stopped; "" while the solver may continue.
     """
 
     jobs: Jobs
@@ -69,26 +69,24 @@ class Task:
             self.on_smaller(offsets, arena)
 
     def bound(self, arena: int) -> None:
-        """Record that no plan has an arena smaller than `arena`; raises the bound and the target."""
+        """Record that no plan has an arena smaller than `arena`; raise the bound and the target."""
         self.lower_bound = max(self.lower_bound, min(self.jobs.attainable(arena), self.arena))
         self.target = max(self.target, self.lower_bound)
 
     def refute(self, arena: int) -> None:
-        """Record that a search has proven that no plan has an arena of at most `arena` bytes."""
+        """Record a search's proof that no plan has an arena of at most `arena` bytes."""
         self.bound(arena + 1)
         self._refuted = True
 
     def done(self, *, check_nodes: bool = True) -> bool:
         """Return whether to stop, and set `stopped_by` to the reason.
 
-        The caller must have added the work done so far to the budget. The results of the portfolio are taken
-        over first, so that none of them is lost at a limit.
+        The caller must have added the work so far to the budget. The portfolio's results are collected first,
+        so that none is lost at a limit.
         """
         if self.portfolio is not None:
             self.portfolio.share(self)
-        limit = self.budget.reached_limit(
-            check_nodes=check_nodes
-        )  # first, because this call reports progress
+        limit = self.budget.reached_limit(check_nodes=check_nodes)  # first, because it reports progress
         self.stopped_by = self._good_enough() or limit
         return self.stopped_by != ""
 
@@ -110,8 +108,8 @@ T = TypeVar("T")
 def run_aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
     """Return the result of the work, or None if a limit was reached first (see `Task.stopped_by`).
 
-    Work for the first plan is stopped by Ctrl-C only. Abandoned work ends soon, at the latest
-    when Python exits and joins the thread.
+    Before the first plan, only Ctrl-C stops the work. Abandoned work ends soon, at the latest when Python
+    exits and joins the thread.
 
     Args:
         task: the task whose limits apply.
@@ -125,7 +123,7 @@ def run_aside(task: Task, work: Callable[[Cancel], T]) -> T | None:
     if len(task.jobs) <= OPTIONS.calling_thread:
         return work(cancel)
     results, errors = list[T](), list[BaseException]()
-    ended = threading.Event()  # Ctrl-C in Thread.join() would make Python believe that the thread has ended
+    ended = threading.Event()  # Ctrl-C in Thread.join() would mark a running thread as ended
 
     def run() -> None:
         try:

@@ -1,11 +1,11 @@
 """Joint packing of iteration variants (`IterationVariant`), any of which may follow any other.
 
-Each variant has separate buffers. A buffer still alive at the end of an iteration is freed during the next
-iteration, of any variant, and conflicts there only with the buffers that live before this free. All variants
-are laid out on one time line (`VariantSet`), on which the time of each variant appears once for each possible
-predecessor. A buffer that outlives an iteration has one piece of lifetime in this iteration and one in
-each follower's time after the same variant; between these pieces the buffer needs no memory. The result is a
-packing problem of buffers with gaps, whose peak load is the largest over all successions of variants.
+Each variant has separate buffers. A buffer alive at the end of an iteration is freed during the next
+iteration, of any variant, and conflicts there only with buffers that start before this free. One time line
+(`VariantSet`) contains all variants, and each variant once for each possible predecessor. A buffer that
+outlives an iteration has one piece of lifetime in this iteration and one in each possible follower; between
+these pieces the buffer needs no memory. The result is a packing problem of buffers with gaps, whose peak load
+is the largest over all successions of variants.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     Pieces = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-#: Largest number of iterations after which addresses repeat: a buffer lives in its own iteration and at most
-#: two more.
+#: Largest number of iterations after which addresses repeat: a buffer lives in at most three iterations.
 MOST_COLUMNS = 3
 
 
@@ -43,16 +42,15 @@ class IterationVariant:
     Attributes:
         buffers: n rows in order of allocation, of one group, without gaps, on a circle of n allocations: row
             k starts at time k. Ends beyond n are ignored, see ``reach``. Persistent buffers are not placed.
-        reach: int64[n, K], for each of the K variants: the number of allocations before the buffer's free,
-            counted from the beginning of a following iteration of that variant. 0: the buffer is freed in the
-            same iteration. A value beyond the follower's end: the buffer lives on into the iteration after
-            the follower, at most to the end of that iteration.
+        reach: int64[n, K], for each of the K variants as the next iteration: the number of its allocations
+            before the buffer's free. 0: the buffer is freed in the same iteration. A value beyond the
+            follower's end: the buffer lives into the iteration after the follower, at most to its end.
         sequence: int64[n], distinguishes buffers of equal size. If two variants begin with the same sizes and
-            sequences, the buffers of this common beginning get the same offsets in both variants, so replay
-            does not need to know yet which variant is running.
-        least: int64[n], minimum size in bytes of each buffer in a variant of varying sizes, whose maximum
-            sizes are those of ``buffers``; two beginnings then count as equal if their ranges of sizes
-            overlap. None: the sizes do not vary.
+            sequences, the buffers of this common beginning get the same offsets in both variants, since
+            replay cannot yet distinguish the variants.
+        least: int64[n], least size in bytes of each buffer in a variant of varying sizes; ``buffers`` has the
+            largest sizes. Two beginnings count as equal if their ranges of sizes overlap. None: the sizes do
+            not vary.
     """
 
     buffers: Buffers
@@ -70,7 +68,7 @@ class IterationVariant:
         return alive
 
     def following_itself(self, number: int) -> Buffers:
-        """Return the buffers on a circle, with lifetimes as if this variant, `number`, followed itself."""
+        """Return the buffers on a circle, with lifetimes as if this variant (`number`) followed itself."""
         n = len(self)
         end = np.where(self.outlives, n + self.reach[:, number], np.minimum(self.buffers.end, n))
         return dataclasses.replace(self.buffers, end=end)
@@ -83,8 +81,9 @@ class VariantSet:
         buffers: each buffer of each variant, once for each of the `columns`; variants with a common beginning
             share the buffers of this beginning.
         columns: number of iterations after which addresses repeat.
-        coupling: bool for each of `buffers`: true if several variants share the buffer or the buffer outlives
-            an iteration. All other buffers meet only buffers of their own variant and coupling buffers.
+        coupling: bool for each of `buffers`: true if several variants share the buffer, or if the buffer
+            outlives an iteration. All other buffers overlap in time only with buffers of their own variant
+            and with coupling buffers.
     """
 
     coupling: NDArray[np.bool_]
@@ -99,8 +98,7 @@ class VariantSet:
         self._length = np.array([len(variant) for variant in variants])
         self.columns = max(_columns(variant, self._length) for variant in variants)
         count = len(variants)
-        #: For each variant, the length of the beginning in which buffers of the preceding iteration may be
-        #: alive.
+        #: For each variant, the number of allocations up to the last free of a preceding iteration's buffer.
         self._head = np.array(
             [
                 min(max(int(k.reach[:, j].max(initial=0)) for k in variants), len(variants[j]))
@@ -131,7 +129,7 @@ class VariantSet:
         return found
 
     def _at(self, before: int, variant: int, column: int) -> int:
-        """Return the time at which variant `variant` begins in `column` when variant `before` precedes."""
+        """Return the time at which `variant` begins in `column` after variant `before`."""
         return int((column % self.columns) * self._span + self._begin[variant] + before * self._head[variant])
 
     def _lay_out(self) -> Buffers:
@@ -160,8 +158,8 @@ class VariantSet:
         Yields:
             Rows of the variant's own (not coupling) buffers in `buffers`; these buffers on a line of the
             variant's allocations; rows of the coupling buffers, with repetitions; and the coupling buffers'
-            pieces of lifetime on that line, (start, end). The pieces of all possible preceding variants are
-            included, so coupling buffers left alive by different predecessors may overlap.
+            pieces of lifetime on that line, (start, end). Pieces after all possible predecessors are
+            included, so coupling buffers of different predecessors may overlap.
         """
         for number, variant in enumerate(self._variants):
             n, head, count = len(variant), int(self._head[number]), len(self._variants)
@@ -180,7 +178,7 @@ class VariantSet:
                 here = np.flatnonzero(
                     self.coupling[self._owner] & (since >= 0) & (since < count * head + n - head)
                 )
-                # The last of the repeated beginnings continues with the rest of the iteration.
+                # The last repeated beginning is followed by the remainder of the iteration.
                 begin = np.minimum(since[here] // max(head, 1), count - 1) * head
                 start = since[here] - begin
                 length = self._end[here] - self._start[here]
@@ -199,7 +197,7 @@ class VariantSet:
             (at + born, at + np.minimum(end, head))
             for at in (self._at(before, number, column) for before in range(count))
         ]
-        at = self._at(count - 1, number, column)  # the last beginning goes on to the iteration's end
+        at = self._at(count - 1, number, column)  # the last beginning extends to the iteration's end
         pieces.append((at + np.maximum(born, head), at + end))
         for follower in range(count):
             reach = np.where(variant.outlives, variant.reach[:, follower], 0)
@@ -214,7 +212,7 @@ class VariantSet:
 
 
 def agree_on_persistent(variants: Sequence[IterationVariant]) -> list[IterationVariant]:
-    """Return copies in which a buffer of a common beginning is persistent in all variants or in none."""
+    """Return copies in which each buffer of a common beginning is persistent in all variants or in none."""
     nodes = _shared_beginnings(variants)
     left = np.zeros(max(int(node.max(initial=-1)) for node in nodes) + 1, np.bool_)
     for variant, node in zip(variants, nodes, strict=True):
@@ -230,7 +228,7 @@ def agree_on_persistent(variants: Sequence[IterationVariant]) -> list[IterationV
 
 
 def _columns(variant: IterationVariant, length: NDArray[np.int64]) -> int:
-    """Return the number of columns a variant needs so that no buffer meets its own successor."""
+    """Return the number of columns with which no buffer of a variant overlaps its own successor."""
     reach = np.where(variant.outlives[:, None], variant.reach, 0)
     born = np.arange(len(variant))[:, None]
     columns = np.where(reach > born, 2, 1)
@@ -240,7 +238,7 @@ def _columns(variant: IterationVariant, length: NDArray[np.int64]) -> int:
 
 
 def _shared_beginnings(variants: Sequence[IterationVariant]) -> list[NDArray[np.int64]]:
-    """Return a number for each buffer of each variant; equal in two variants that agree up to this buffer."""
+    """Return a number for each buffer of each variant, equal in variants that agree up to this buffer."""
     count = 0
     #: By (number of the preceding buffer, sequence): ranges of sizes (low, high) that may follow, with their
     #: number.
@@ -271,12 +269,12 @@ def _with_pieces(
     alignment: NDArray[np.int64],
     stream: NDArray[np.int64],
 ) -> Buffers:
-    """Return buffers with these pieces of lifetime, in any order; those without pieces get length 0."""
+    """Return buffers with these pieces of lifetime, in any order; buffers without pieces get length 0."""
     order = np.lexsort((start, owner))
     owner, start, end = owner[order], start[order], end[order]
     axis = (
         int(end.max(initial=0)) + 1
-    )  # owners on disjoint parts of the axis, so that the running maximum of ends stays within one owner
+    )  # disjoint sections per owner, so that the running maximum of ends is per owner
     end = np.maximum.accumulate(end + owner * axis) - owner * axis
     first = np.diff(owner, prepend=-1) > 0
     last = np.append(first, True)[1:]
@@ -293,8 +291,8 @@ def pack_coupled(
 ) -> NDArray[np.int64] | None:
     """Pack all of ``joint.buffers`` and return their offsets, int64, or None.
 
-    None means that the decomposition does not help (too many coupling buffers, several streams, too many
-    rectangles) or that `solve` found no offsets, as after an interrupt.
+    Return None if the decomposition does not help (too many coupling buffers, several streams, too many
+    rectangles) or if `solve` found no offsets, for example after an interrupt.
 
     Args:
         joint: the variants on one line.
@@ -326,7 +324,7 @@ def pack_coupled(
 def _solve_around(
     buffers: Buffers, boxes: Sequence[tuple[int, int, int, int]], solve: Callable[[Buffers], Plan]
 ) -> NDArray[np.int64] | None:
-    """Return offsets of buffers around taken boxes (start, end, begin, end) in time and address, or None."""
+    """Return offsets of buffers around boxes (start, end, begin, end) of time and address, or None."""
     n = len(buffers)
     if n == 0:
         return np.zeros(0, np.int64)
@@ -349,7 +347,7 @@ def _solve_around(
 def _disjoint(
     start: NDArray[np.int64], end: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield non-overlapping rectangles (start, end, low, high) that cover the same area as the given ones."""
+    """Yield non-overlapping rectangles (start, end, low, high) that cover the area of the given ones."""
     times = np.unique(np.concatenate([start, end])).tolist()
     open_: dict[tuple[int, int], int] = {}  # range of addresses -> start time
     for time in times:

@@ -21,10 +21,10 @@ COPY_OPERATORS = ("mempool.offload", "mempool.reload")
 
 
 def apply_rewriting(graph: Graph, rewriting: Rewriting) -> Graph:
-    """Insert offloads, reloads and recomputed operations: every reader sees the same contents as before.
+    """Insert offloads, reloads and recomputed operations; the contents that readers see are unchanged.
 
-    Values keep their numbers; new values follow behind them. A recompute for several readers stands before
-    the first of them.
+    Values keep their numbers; new values get higher numbers. A recompute for several readers precedes the
+    first of them.
 
     Raises:
         PlanError: an impossible decision, or a graph that is already rewritten.
@@ -160,11 +160,11 @@ class _Writer:
         return self.copies[value] if self.runs.reads_recomputed(run, value) else value
 
     def _view(self, reload: _Reloading, run: int, value: int) -> int:
-        """Return a value in the reloaded memory; insert a missing view in front of the run."""
+        """Return a value in the reloaded memory; insert a missing view before the run."""
         g, operation = self.graph, int(self.graph.producer[value])
         if value in reload.views:
             return reload.views[value]
-        if operation in reload.reload.consumers:  # produced from the reloaded value without changes
+        if operation in reload.reload.consumers:  # made from the reloaded value anyway
             return value
         if not g.repeatable[operation]:
             raise PlanError(f"{g.names[operation]} cannot run again: it would give something else")
@@ -199,7 +199,7 @@ class _Writer:
         return np.array(order)
 
     def _released(self, order: NDArray[np.int64], position: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return control edges for releases: to the named run, and to the first row inserted before."""
+        """Return control edges of a release: to the named run, and to the first row inserted before it."""
         n, waits = len(self.graph), list[tuple[int, int]]()
         for out, run in self.releases:
             first = int(position[run])
@@ -264,7 +264,7 @@ class _Writer:
     def _bases(
         self, content: NDArray[np.int64], rows: NDArray[np.int64], producer: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the base of each value: a view shares the memory that the view's operation reads now."""
+        """Return the base of each value: a view has the memory that its operation now reads."""
         g, m = self.graph, len(self.graph.size)
         base, of = np.arange(len(content)), g.base[content]
         base[:m] = g.base

@@ -1,4 +1,4 @@
-"""Program time per copy: copies that the program makes itself, and the time to request the others."""
+"""Program time per copy: the time of synchronous copies, and the time to request asynchronous copies."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CopyOverhead:
-    """Seconds of the program for each copy, out or back, which no overlap can hide.
+    """Seconds that each copy, out or back, costs the program itself, without overlap.
 
     Attributes:
         request_seconds: time to request a copy.
-        inline_bytes: size up to which the program makes copies itself.
-        inline_seconds: fixed time of each such copy.
-        inline_per_byte: seconds a byte of such a copy.
+        inline_bytes: largest size of a synchronous copy.
+        inline_seconds: fixed time of a synchronous copy.
+        inline_per_byte: seconds per byte of a synchronous copy.
     """
 
     request_seconds: float = 0.0
@@ -48,7 +48,7 @@ class CopyOverhead:
         return graph.with_columns(seconds=seconds)
 
     def overlapped(self, link: Link) -> Link:
-        """Return the same link without the time of synchronous copies, which the graph itself contains."""
+        """Return the link without the time of synchronous copies, which the graph contains."""
         return OverlappedLink(
             **{f.name: getattr(link, f.name) for f in fields(Link)}, inline_bytes=self.inline_bytes
         )

@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from solvers.rewriting.records import Simulation
     from solvers.swap.link import Link
 
-#: Without a price of moves: the program's own copies take time in the graph (`CopyOverhead`).
+#: Tunables without a price of moves, since synchronous copies take time in the graph (`CopyOverhead`).
 _TUNABLES = replace(OFFLOADS, move_bytes=0)
 
 
 class Decider:
     """Decides about one graph for any limits.
 
-    Decisions for a lower limit are remembered and considered for higher ones.
+    Decisions for lower limits are remembered, and considered for higher limits.
 
     Args:
         graph: the captured graph.
         link: the copy times.
         outside_bytes: bytes always on the device outside the graph, such as the optimizer's state.
         host_limit: most bytes that the host holds at one time.
-        repeatable: bool[M], values that may be recomputed; by default all that can be.
+        repeatable: bool[M], values that may be recomputed; by default all possible values.
         overhead: seconds of the program itself for each copy, which no overlap can hide.
     """
 
@@ -62,7 +62,7 @@ class Decider:
         self.graph, self.link, self.host_limit, self.outside_bytes = graph, link, host_limit, outside_bytes
         self._movable = offloadable(graph)
         self._repeatable = np.ones(len(graph.size), np.bool_) if repeatable is None else repeatable
-        self.unchanged = self._simulated(Rewriting())
+        self.unchanged = self._simulate(Rewriting())
         self._known: list[Decision] = []
 
     @cached_property
@@ -100,7 +100,7 @@ class Decider:
         return Decision(limit_bytes, best.rewriting, best.method, best.simulation)
 
     def _limits(self, limit: int) -> Iterator[int]:
-        """Yield the limits to search: if the host is small, only a schedule of a lower limit may fit."""
+        """Yield the limits to search: a small host may permit only schedules of lower limits."""
         yield limit
         more = limit - self.least()[0]
         if self.host_limit is not None and more > 0:
@@ -111,69 +111,69 @@ class Decider:
     def offload_everything(self) -> Decision:
         """Return the decision to offload every movable value while unused, without recompute.
 
-        The cost in time is ignored.
+        The decision ignores the cost in time.
 
         Raises:
             PlanError: the host is too small.
         """
         converted = graph_step(self.graph, self._movable, recomputed=(), outside=self.outside_bytes)
-        rewriting = Rewriting(converted.offloads(_everything(converted)))
-        made = Decision(0, rewriting, "everything", self._simulated(rewriting))
+        rewriting = Rewriting(converted.offloads(_full_absences(converted)))
+        made = Decision(0, rewriting, "everything", self._simulate(rewriting))
         if self.host_limit is not None and made.host_bytes > self.host_limit:
             raise PlanError(f"all that may move needs {made.host_bytes} bytes on the host")
         return made
 
     def curve(self, limits: list[int]) -> list[Decision]:
-        """Return a decision for each limit, in the order of the limits; a higher limit is never slower."""
+        """Return a decision for each limit, in the order of the limits; higher limits are never slower."""
         found = {limit: self.decide(limit) for limit in sorted(set(limits))}
         return [found[limit] for limit in limits]
 
     def _decisions(self, limit: int) -> list[Decision]:
-        """Return decisions that may hold a limit; offloads for the best set are searched for longer."""
+        """Return decisions that may hold a limit, with a longer search of offloads for the best set."""
         least, _, smallest = self._search.least()
         if limit < least:
             return []
         few = len(self.graph) <= DEFAULTS.many_operations
         sets = self._search.sets(limit, DEFAULTS.scheduled_sets if few else 1)
         made = {
-            chosen: self._planned(chosen, limit, tries=0)
+            chosen: self._plan_offloads(chosen, limit, tries=0)
             for chosen in dict.fromkeys([*sets, ()] if few else sets)
         }
         fits = [
             (candidate.cost, chosen) for chosen, candidate in made.items() if self._holds(candidate, limit)
         ]
         if not fits:
-            return [self._planned(smallest, limit, tries=None)]
+            return [self._plan_offloads(smallest, limit, tries=None)]
         (seconds, _), best = min(fits)
         found = list(made.values())
         if seconds > self.unchanged.seconds:
-            found += [self._planned(best, limit, tries=None)] if few else []
+            found += [self._plan_offloads(best, limit, tries=None)] if few else []
         return found
 
-    def _planned(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
-        """Return the decision to recompute ``chosen`` and to offload so as to hold the limit if possible."""
+    def _plan_offloads(self, chosen: tuple[int, ...], limit: int, *, tries: int | None) -> Decision:
+        """Return the decision to recompute ``chosen``, with offloads that hold the limit if possible."""
         converted = graph_step(self.graph, self._movable, recomputed=chosen, outside=self.outside_bytes)
         new_planner = partial(
             OffloadPlanner, converted.step, self.link, host_limit=self.host_limit, tunables=_TUNABLES
         )
         planner = new_planner(tries=tries)
-        if planner.floor()[0] > limit:  # count every small buffer, too
+        if planner.floor()[0] > limit:  # count small buffers, too
             planner = new_planner(tries=0, least_bytes=1)
         try:
             held = planner.hold(limit)
             schedule, method = held.schedule, held.method
         except PlanError:
-            schedule, method = _everything(converted), "everything"
+            schedule, method = _full_absences(converted), "everything"
         rewriting = Rewriting(converted.offloads(schedule), chosen)
         method = f"{method}, {len(chosen)} recomputed" if chosen else method
-        made = Decision(limit, rewriting, method, self._simulated(rewriting))
+        made = Decision(limit, rewriting, method, self._simulate(rewriting))
         return self._with_early_offloads(made) if made.stall_seconds > 0 else made
 
     def _with_early_offloads(self, made: Decision) -> Decision:
-        """Begin copies out while the values are still read, if that makes nothing worse."""
+        """Begin copies out while the values are still read, unless that is slower or needs more memory."""
         rewriting = offload_early(self.graph, made.rewriting, self.link)
         early = Decision(
-            made.limit_bytes, rewriting, f"{made.method}, offloaded early", self._simulated(rewriting)
+            made.limit_bytes, rewriting, f"{made.method}, offloaded early", self._simulate(rewriting)
         )
         worse = early.cost >= made.cost or not self._holds(early, max(made.limit_bytes, made.peak_bytes))
         return made if worse else early
@@ -182,7 +182,7 @@ class Decider:
         within = self.host_limit is None or made.host_bytes <= self.host_limit
         return within and made.peak_bytes <= limit
 
-    def _simulated(self, rewriting: Rewriting) -> Simulation:
+    def _simulate(self, rewriting: Rewriting) -> Simulation:
         rewritten = self.overhead.applied_to(apply_rewriting(self.graph, rewriting))
         return simulate(rewritten, self.link, outside_bytes=self.outside_bytes)
 
@@ -210,7 +210,7 @@ class Decider:
         return f"no step fits in {limit} bytes: {needs}, {least - own} that stay"
 
 
-def _everything(converted: GraphStep) -> Schedule:
+def _full_absences(converted: GraphStep) -> Schedule:
     """Return the schedule in which every buffer is away while unused."""
     a = absences_of(converted.step)
     order = np.argsort(a.use, kind="stable")

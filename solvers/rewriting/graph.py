@@ -62,25 +62,25 @@ class Graph:
     Attributes:
         seconds: float64[N], duration of each operation alone.
         workspace: int64[N], bytes of temporary memory that each operation takes while running.
-        backward: bool[N], true if the operation belongs to the backward pass.
-        repeatable: bool[N], true if a second run on the same values gives the same values: the operation is
-            not random and does not write into any input.
+        backward: bool[N], true for operations of the backward pass.
+        repeatable: bool[N], true if a second run gives the same values: the operation is not random and
+            overwrites no input.
         role: int8[N], a `Role`: ORIGINAL unless rewriting inserted the operation.
         kind: int32[N], index into ``kinds``.
         module: int32[N], index into ``modules``, -1 where unknown.
         size: int64[M], bytes; 0 of a view.
         producer: int64[M], the operation that produces the value, -1 of an input.
-        base: int64[M], the value whose memory this one shares: itself, or for a view another, which is no
-            view.
-        content: int64[M], the value of the original graph with the same contents: itself, or for a reloaded
-            or recomputed value the original one, an output of an ORIGINAL operation or an input.
+        base: int64[M], the value that owns the memory: the value itself, or for a view another value, which
+            is no view.
+        content: int64[M], the value of the original graph with the same contents: the value itself, or the
+            original of a reloaded or recomputed value.
         rank: int8[M], number of dimensions, -1 where unknown.
         lasting: bool[M], alive after the step: outputs, and inputs that the caller keeps.
-        movable: bool[M], true if the value may leave the device: not numbers, and not memory owned elsewhere.
-        host: bool[M], true if the value lies in host memory.
+        movable: bool[M], true if the value may leave the device, unlike numbers and memory of other owners.
+        host: bool[M], true if the value is in host memory.
         reads_start: int64[N+1], operation i reads ``reads[reads_start[i]:reads_start[i+1]]``.
         reads: int64[R], values in the order of the operation's arguments.
-        control: int64[C, 2], pairs (earlier, later) of operations ordered without a value.
+        control: int64[C, 2], pairs (earlier, later) of operations with a fixed order.
         names: N unique names of operations.
         kinds: the kinds of operations, such as ``aten.mm``.
         modules: paths of modules.
@@ -117,7 +117,7 @@ class Graph:
         for name, dtype in {**_OPERATIONS, **_VALUES, **edges}.items():
             self._set(name, np.asarray(getattr(self, name), dtype))
         self._set("control", np.asarray(self.control, np.int64).reshape(-1, 2))
-        for faults in (self._numbers, self._faults):  # the second uses columns that the first checks
+        for faults in (self._numbers, self._faults):  # the first checks columns that the second uses
             for wrong, what in faults():
                 if wrong:
                     raise PlanError(f"a graph {what}")
@@ -189,5 +189,5 @@ class Graph:
         return readers[start[value] : start[value + 1]]
 
     def with_columns(self, **columns: Any) -> Graph:
-        """Return the same graph with other columns."""
+        """Return a copy with other columns."""
         return replace(self, **columns)

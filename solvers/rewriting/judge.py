@@ -1,4 +1,4 @@
-"""Judge of rewritten graphs: bytes and times of each operation. Shares no code with the decisions."""
+"""Judge of rewritten graphs: simulates bytes and times, without code of the decisions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Simulation:
     """Simulate a graph in order, with one queue of copies for each direction, or one for both.
 
-    An offload or reload is requested when the program arrives there, and the copies of one queue are made in
-    this order. The program waits for an offload before the first operation with a control edge from the
-    offload, or without such an edge before the next operation that is no offload; until then the memory is
-    held. The program waits for a reload before the readers of the output. The seconds of a transfer are the
+    The program requests an offload or reload at its position, and a queue runs its copies in the order of the
+    requests. The program waits for an offload, and then frees the memory, before the first operation with a
+    control edge from the offload, or without such an edge before the next operation that is no offload. The
+    program waits for a reload before the readers of the output. The seconds of a transfer operation are the
     program's own time for the request.
 
     Args:
@@ -49,7 +49,7 @@ def simulate(graph: Graph, link: Link, *, outside_bytes: int = 0) -> Simulation:
 
 
 def _memory(graph: Graph) -> NDArray[np.int64]:
-    """Return the bytes of the memory that each value has, itself or through a base."""
+    """Return the bytes of each value's memory, its own or its base's."""
     result: NDArray[np.int64] = graph.size[graph.base]
     return result
 
@@ -103,9 +103,9 @@ def _clock(
 def _loads(graph: Graph, awaited: dict[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes on the device and on the host during each operation.
 
-    A memory is held from the start of the producer, or from the beginning, to the end of the last reader of
-    the memory or of a view. A copy out as a reader counts until the operation before which the program waits.
-    Lasting memory is held to the end.
+    A memory is held from the start of its producer, or from the beginning, to the end of the last reader of
+    the memory or of a view. A copy out reads until the operation before which the program waits. Lasting
+    memory is held to the end.
     """
     n, m = len(graph), len(graph.size)
     start = np.maximum(graph.producer, 0)

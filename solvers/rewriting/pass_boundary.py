@@ -1,7 +1,7 @@
 """The boundary between the forward and the backward pass.
 
-A graph that is one part of a step pauses there while other parts run; and decisions are split for two graphs,
-one for each pass.
+A graph that is one part of a step pauses at the boundary while other parts run. For two graphs, one for each
+pass, decisions are split at the boundary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pause:
     Attributes:
         extra_bytes: bytes held during the pause alone.
         forward_bytes: bytes held from the beginning to the end of the pause, which no operation reads.
-        leaving: values held until the end of the pause, or until the backward pass has read them.
+        leaving: values held to the end of the pause, or to their last reader in the backward pass.
         arriving: values that the backward pass receives.
     """
 
@@ -45,10 +45,10 @@ NOTHING = Pause()
 
 
 def insert_pause(graph: Graph, pause: Pause = NOTHING) -> Graph:
-    """Insert two operations in front of the backward pass: the pause, and one that resumes the step.
+    """Insert two operations before the backward pass: the pause, and the resumption of the step.
 
-    The pause waits for copies out that began earlier, and reads the leaving values; the second operation
-    produces the arriving values.
+    The pause waits for copies out that began earlier, and reads the leaving values; the resumption produces
+    the arriving values.
 
     Args:
         graph: a graph with a backward pass, rewritten or not.
@@ -88,7 +88,7 @@ def insert_pause(graph: Graph, pause: Pause = NOTHING) -> Graph:
 
 
 def simulate_with_pause(graph: Graph, pause: Pause, link: Link, *, outside_bytes: int = 0) -> Simulation:
-    """Simulate a graph with a pause: one row for each operation of the graph, none for the pause."""
+    """Simulate a graph with a pause; the result has rows of the graph's operations only."""
     timed = simulate(insert_pause(graph, pause), link, outside_bytes=outside_bytes)
     at = int(graph.backward.argmax())
     timed.wait[at + 2] += timed.wait[at : at + 2].sum()
@@ -103,19 +103,19 @@ def bytes_between_passes(graph: Graph, arriving: tuple[int, ...] = ()) -> int:
 
     Args:
         graph: a graph with a backward pass, rewritten or not.
-        arriving: values that the backward pass receives, and that do not exist before.
+        arriving: values that first exist in the backward pass.
     """
     during = insert_pause(graph, Pause(arriving=arriving))
     return int(simulate(during, Link.of_rate(1.0)).load[during.names.index(PAUSE)])
 
 
 def add_backward_results(graph: Graph, size: int) -> Graph:
-    """Add ``size`` bytes that the backward pass allocates at the start, and that stay."""
+    """Add ``size`` bytes from the start of the backward pass to the end of the step."""
     return _with_value(graph, size, int(graph.backward.argmax())) if graph.backward.any() else graph
 
 
 def _with_value(graph: Graph, size: int, producer: int) -> Graph:
-    """Add one value, the last one, which no operation reads and which never moves."""
+    """Add a last value that no operation reads and that never moves."""
     more = {
         "size": size,
         "producer": producer,
@@ -141,11 +141,11 @@ def remove_pause(graph: Graph, rewriting: Rewriting) -> Rewriting:
     at = int(graph.backward.argmax())
 
     def behind(run: int) -> int:
-        """Map a run that is followed: behind the pause becomes behind the forward pass."""
+        """Map a run that an action follows: "after the pause" becomes "after the forward pass"."""
         return run - (run >= at) - (run >= at + 1)
 
     def before(run: int) -> int:
-        """Map a run that is preceded: before the pause becomes before the backward pass."""
+        """Map a run that an action precedes: "before the pause" becomes "before the backward pass"."""
         return run - (run > at) - (run > at + 1)
 
     def without(offload: Offload) -> Offload:
@@ -161,10 +161,9 @@ def remove_pause(graph: Graph, rewriting: Rewriting) -> Rewriting:
 def split_by_pass(graph: Graph, rewriting: Rewriting) -> Rewriting:
     """Change the decisions so that no copy and no wait spans both passes.
 
-    The copy out of a value from the forward pass begins, and is waited for, within the forward pass. If
-    readers are in both passes, each pass has a separate reload; a reload for the backward pass begins there.
-    Rewriting the whole graph with these decisions equals rewriting the two graphs. Only absences span both
-    passes.
+    The copy out of a forward value begins and ends within the forward pass. If both passes have readers, each
+    pass has a separate reload, which begins within the pass. Rewriting the whole graph with these decisions
+    equals rewriting the two graphs. Only absences span both passes.
     """
     if not graph.backward.any() or graph.backward.all():
         return rewriting

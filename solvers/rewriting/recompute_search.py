@@ -1,6 +1,6 @@
-"""Search for promising sets of values to recompute, at a limit and a link.
+"""Search for promising sets of values to recompute, given a limit and a link.
 
-Minimum cuts at prices of memory propose sets; the estimate of one schedule ranks them.
+Minimum cuts at prices of memory propose sets; an estimate of the step's seconds ranks the sets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Set = tuple[int, ...]
 
 
 class RecomputeSearch:
-    """Sets of values to recompute in one graph, with the seconds of a step at a limit. Deterministic.
+    """Search for sets of values to recompute in one graph, ranked by seconds of the step; deterministic.
 
     Args:
         graph: the graph.
@@ -74,7 +74,10 @@ class RecomputeSearch:
         )
 
         def evaluate(price: NDArray[np.float64]) -> bool:
-            """Evaluate the set at these prices; return false if known, or too slow even without waiting."""
+            """Evaluate the set at these prices.
+
+            Return false if already known, or too slow even without waits.
+            """
             chosen, seconds = self._cuts.cheapest(price)
             if chosen in found or plain + seconds > min(found.values(), default=(np.inf, 0))[0]:
                 return False
@@ -83,25 +86,29 @@ class RecomputeSearch:
             return True
 
         evaluate(np.zeros(len(self._graph.size)))
-        first, random, misses = self._first(), np.random.default_rng(0), 0
+        first, random, misses = self._initial_prices(), np.random.default_rng(0), 0
         while len(found) < budget and misses < 2 * budget and min(found.values())[0] > plain:
             price = next(first, None)
             if price is None:
                 ranked = sorted(found, key=lambda chosen: (found[chosen], chosen))
-                price = self._near(prices[ranked[min(int(random.exponential(1.5)), len(ranked) - 1)]], random)
+                price = self._vary_prices(
+                    prices[ranked[min(int(random.exponential(1.5)), len(ranked) - 1)]], random
+                )
             misses += not evaluate(price)
         ranked = sorted(found, key=lambda chosen: (found[chosen], chosen))
         return [chosen for chosen in ranked if np.isfinite(found[chosen][0])][:most]
 
     def least(self) -> tuple[int, int, Set]:
-        """Return the least reachable bytes, the operation that needs them, and the recomputed values.
+        """Return the least feasible bytes, the operation that needs them, and the recomputed values.
 
-        If all saved values may move, no recompute is needed; else all sets at the initial prices are tried.
+        If all saved values may move, no recompute is needed; otherwise all sets at the initial prices are
+        tried.
         """
         self._cost((), 0)
         if (self._cuts.saved & ~self._movable & (self._graph.size > 0)).any():
             prices = itertools.islice(
-                self._first(), None if len(self._graph) <= DEFAULTS.many_operations else DEFAULTS.price_levels
+                self._initial_prices(),
+                None if len(self._graph) <= DEFAULTS.many_operations else DEFAULTS.price_levels,
             )
             for price in prices:
                 self._cost(self._cuts.cheapest(price)[0], 0)
@@ -117,7 +124,7 @@ class RecomputeSearch:
         return graph_step(self._graph, self._movable, recomputed=chosen, outside=self._outside)
 
     def _cost(self, chosen: Set, limit: int) -> tuple[float, int]:
-        """Return the seconds, infinite if the limit is not held, and the recomputed bytes."""
+        """Return the seconds, infinite if the limit is infeasible, and the recomputed bytes."""
         if chosen not in self._estimates:
             self._estimates[chosen] = self._estimate(chosen)
         estimate = self._estimates[chosen]
@@ -127,15 +134,15 @@ class RecomputeSearch:
     def _estimate(self, chosen: Set) -> StepEstimate | None:
         try:
             return StepEstimate(self._plan(chosen).step, self._link, self._host_limit, self._overhead)
-        except PlanError:  # for example, a control edge forbids the recompute
+        except PlanError:  # e.g. a control edge forbids the recompute
             return None
 
-    def _first(self) -> Iterator[NDArray[np.float64]]:
-        """Yield uniform prices per byte, then prices that make values crossing some segments' borders free.
+    def _initial_prices(self) -> Iterator[NDArray[np.float64]]:
+        """Yield uniform prices per byte, then prices at which values that cross segment borders are free.
 
         If copies cost time of the program, also yield uniform prices capped at the cost of moving each value.
         """
-        levels, size = self._levels(), self._graph.size.astype(np.float64)
+        levels, size = self._price_levels(), self._graph.size.astype(np.float64)
         for level in levels:
             yield level * size
         if self._overhead != CopyOverhead():
@@ -146,8 +153,8 @@ class RecomputeSearch:
             for level in (levels[-1], levels[len(levels) // 2]):
                 yield np.where(self._crossing(count), 0.0, level * self._graph.size)
 
-    def _levels(self) -> list[float]:
-        """Return prices in seconds a byte between those of the cheapest and the dearest operations."""
+    def _price_levels(self) -> list[float]:
+        """Return prices in seconds per byte, from the cheapest to the most expensive operation."""
         g = self._graph
         made = (g.producer >= 0) & (g.size > 0)
         made[made] = ~g.backward[g.producer[made]]
@@ -174,8 +181,8 @@ class RecomputeSearch:
             self._crossings[count] = (last > first) if len(forward) else np.zeros(len(g.size), np.bool_)
         return self._crossings[count]
 
-    def _near(self, price: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-        """Return varied prices: free or dear in a section of the forward pass, or randomly changed."""
+    def _vary_prices(self, price: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+        """Return varied prices: free or expensive in a section of the forward pass, or randomly changed."""
         g, place = self._graph, self._place
         middle, width = random.random(), random.random() ** 3
         low, high = middle - width / 2, middle + width / 2
@@ -187,7 +194,7 @@ class RecomputeSearch:
         inside = (place >= low) & (place <= high)
         if kind == 2:
             return np.where(inside, 0.0, price)
-        levels = np.array([0.0, *self._levels()])
+        levels = np.array([0.0, *self._price_levels()])
         if kind == 3:
             return np.where(inside, random.choice(levels) * g.size, price)
         if kind == 4:
@@ -199,7 +206,7 @@ class RecomputeSearch:
 
 
 def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return each memory's place in the forward pass: the share of saved bytes made before, float64[M]."""
+    """Return each memory's position in the forward pass: the share of earlier saved bytes, float64[M]."""
     order = np.argsort(graph.producer, kind="stable")
     bytes_before = np.cumsum(np.where(saved, graph.size, 0)[order])
     place = np.empty(len(graph.size))
@@ -208,7 +215,7 @@ def _places(graph: Graph, saved: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _borders(graph: Graph, count: int) -> NDArray[np.int64]:
-    """Return the first operations of segments of about equal bytes, each at a place where few bytes cross."""
+    """Return the first operations of segments of about equal bytes; few bytes cross their borders."""
     g = graph
     forward = np.flatnonzero(~g.backward)
     made = np.zeros(len(g) + 1)
@@ -226,7 +233,7 @@ def _borders(graph: Graph, count: int) -> NDArray[np.int64]:
 
 
 def _crossing_bytes(graph: Graph) -> NDArray[np.int64]:
-    """Return the bytes made before each operation and read in the forward pass from there on, int64[N]."""
+    """Return the bytes made before, and read in the forward pass at or after, each operation, int64[N]."""
     g, n = graph, len(graph)
     made = (g.producer >= 0) & (g.base == np.arange(len(g.size)))
     last = np.full(len(g.size), -1)
@@ -241,13 +248,13 @@ def _crossing_bytes(graph: Graph) -> NDArray[np.int64]:
 
 
 class StepEstimate:
-    """Estimate of a step's duration within a limit, from one schedule in one round.
+    """Estimate of a step's duration within a limit, from a single schedule.
 
-    Absences are taken in order of their start.
+    The schedule uses absences in order of their start.
 
     Attributes:
-        floor_bytes: bytes that the step needs if every absence is used in full.
-        floor_op: the operation that needs them.
+        floor_bytes: bytes that the step needs if every absence is used at full length.
+        floor_op: the operation that needs `floor_bytes`.
     """
 
     def __init__(
@@ -274,7 +281,7 @@ class StepEstimate:
         self._native = groups.native_planner(step, link)
 
     def seconds(self, limit: int) -> float:
-        """Return the seconds of the step, infinite if the limit is not held."""
+        """Return the seconds of the step, infinite if the limit is infeasible."""
         if self._peak <= limit:
             return self._seconds
         away = self._peak - limit  # lower bound
@@ -287,10 +294,9 @@ class StepEstimate:
 class RecomputeCuts:
     """Values to recompute at a price, as a minimum cut of the forward pass.
 
-    Each forward operation is either recomputed, at the cost of the operation's seconds, or not. Each memory
-    that the backward pass or a recomputed operation needs is either kept, at a price, or produced by a
-    recomputed operation. The least sum of both is a minimum cut, as in PyTorch's min-cut partitioner, with
-    seconds beside bytes.
+    A recomputed forward operation costs its seconds. Each memory that the backward pass or a recomputed
+    operation needs is either kept, at a price, or made by a recomputed operation. The least sum of both costs
+    is a minimum cut, as in PyTorch's min-cut partitioner, but in seconds instead of bytes.
 
     Attributes:
         saved: bool[M], the memories that the backward pass reads itself.
@@ -310,12 +316,12 @@ class RecomputeCuts:
         self.saved &= self._row >= 0
         banned = ~g.repeatable
         banned[g.producer[forward & ~allowed]] = True
-        # A view that cannot be recomputed keeps its base: so the base is not recomputed either.
+        # A view that cannot be recomputed keeps its base, so the base is not recomputed.
         views = np.flatnonzero(forward & (g.base != np.arange(len(g.size))))
         stiff = views[banned[g.producer[views]]]
         makers = g.producer[g.base[stiff]]
         banned[makers[makers >= 0]] = True
-        # An operation with a control edge to a later one stays in its place.
+        # An operation with a control edge to a later operation is not recomputed.
         banned[g.control[:, 0]] = True
         self._banned = banned & ~g.backward
         self._arcs(n)
@@ -337,9 +343,9 @@ class RecomputeCuts:
         self._fixed = len(needed) + len(must)
 
     def cheapest(self, price: NDArray[np.float64]) -> tuple[tuple[int, ...], float]:
-        """Return the memories to recompute at prices of keeping, float64[M], and the seconds of recompute.
+        """Return the memories to recompute, and the seconds of recompute.
 
-        Prices are in seconds.
+        ``price`` is the price in seconds of keeping each memory, float64[M].
         """
         from ortools.graph.python import max_flow
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reload:
-    """One reload of a value, with the readers.
+    """A reload of a value, with its readers.
 
     Operation i of a graph of N operations is *run* i; the recompute of operation i is run N + i.
 
@@ -27,14 +27,14 @@ class Reload:
 
 @dataclass(frozen=True)
 class Offload:
-    """Offload of one value, once per step, with all reloads. The whole memory leaves, including views.
+    """Offload of one value with its views, once per step, with all reloads.
 
     Attributes:
         value: the offloaded value, which is no view.
-        reloads: the reloads; a reader that is in none of them reads the value itself.
+        reloads: the reloads; other readers read the value itself.
         after: the run after which the copy out begins; -1: the producer of the value.
-        release: the run that waits for the copy out, and before which the memory is freed; -1: no run waits,
-            and the memory is freed after the last read.
+        release: the run that waits for the copy out, before which the memory is freed; -1: no run waits, and
+            the memory is freed after the last read.
     """
 
     value: int
@@ -45,12 +45,12 @@ class Offload:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Offload and recompute decisions for the values of one graph; by default none.
+    """Offload and recompute decisions for the values of one graph; empty by default.
 
     Attributes:
         offloads: at most one per value.
-        recomputed: values that are recomputed right before their first reader in the backward pass, for all
-            readers there; so are their views and all other outputs of the same operations.
+        recomputed: values that are recomputed directly before their first reader in the backward pass, for
+            all its readers, with their views and all other outputs of the same operations.
     """
 
     offloads: tuple[Offload, ...] = ()
@@ -99,7 +99,7 @@ class Simulation:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Rewriting of a graph, with the result predicted by `solvers.rewriting.judge`.
+    """Rewriting of a graph, with the simulation by `solvers.rewriting.judge`.
 
     Attributes:
         limit_bytes: the requested limit.
@@ -135,7 +135,7 @@ class Decision:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """Sort key among decisions that fit: seconds, then bytes moved in both directions."""
+        """Sort key of decisions that hold a limit: seconds, then bytes moved in both directions."""
         return self.seconds, self.simulation.moved_bytes + self.simulation.returned_bytes
 
 
@@ -144,19 +144,19 @@ class RewritingTunables:
     """Tunables of the search for decisions. Budgets count operations, so that decisions are deterministic.
 
     Attributes:
-        set_work: operations visited by the search for one limit in total; some seconds.
-        least_sets: sets of recomputed values that are evaluated at least.
-        most_sets: sets that are evaluated at most.
-        price_levels: uniform prices between the cheapest and the dearest operation.
-        segments: numbers of forward segments whose crossing values are kept free.
-        many_operations: in larger graphs the least limit is searched at uniform prices alone, and only the
-            best set is planned completely.
-        scheduled_sets: best sets for which the offload planner makes a complete schedule.
-        lower_limits: lower limits that are tried if the host is too small for a schedule of the limit.
-        estimate_operations: an estimate groups the operations of larger steps, into about so many.
-        estimate_least_bytes: smaller buffers stay on the device in an estimate, in bytes.
-        estimate_least_share: in a small step, that threshold is at most 1 / `estimate_least_share` of the
-            peak.
+        set_work: total operations visited by the search for one limit; some seconds.
+        least_sets: least number of evaluated sets of recomputed values.
+        most_sets: most evaluated sets.
+        price_levels: number of uniform prices between the cheapest and the most expensive operation.
+        segments: numbers of forward segments whose crossing values have price 0.
+        many_operations: larger graphs search the least limit only at uniform prices, and plan only the best
+            set completely.
+        scheduled_sets: number of best sets for which the offload planner makes a complete schedule.
+        lower_limits: number of lower limits tried if the host is too small for a schedule of the limit.
+        estimate_operations: approximate number of groups into which an estimate combines the operations of
+            larger steps.
+        estimate_least_bytes: size, in bytes, below which buffers stay on the device in an estimate.
+        estimate_least_share: `estimate_least_bytes` is at most 1 / `estimate_least_share` of a step's peak.
     """
 
     set_work: int = 400_000

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def offload_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
     """Request copies out earlier if that may help, with otherwise equal decisions.
 
-    No operation writes into a value, so a copy may begin when the value is produced. Whenever the link is
-    free, the produced value that is waited for first is copied. Memory is unchanged.
+    No operation overwrites a value, so a copy may begin once the value is produced. Whenever the link is
+    free, it copies the value with the earliest wait. Memory is unchanged.
 
     Args:
         graph: the captured graph.
@@ -52,10 +52,10 @@ def offload_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
             continue
         waiting.remove(first)
         index, offload = first
-        latest = at[place[offload.after]] if offload.after >= 0 else index  # unchanged, so before the release
+        latest = at[place[offload.after]] if offload.after >= 0 else index  # unchanged: before the release
         index = min(max(index, bisect.bisect_right(ends, now) - 1), latest)
         while made.names[rows[index]] != _name(graph, int(runs[rows[index]])):
-            index -= 1  # a recomputed view is not a run of its own
+            index -= 1  # a recomputed view has no run
         after[offload.value] = int(runs[rows[index]])
         now += float(link.out(graph.size[offload.value]))
 
@@ -66,7 +66,7 @@ def offload_early(graph: Graph, rewriting: Rewriting, link: Link) -> Rewriting:
 
 
 def _runs_of(made: Graph, graph: Graph) -> NDArray[np.int64]:
-    """Return for each row the run before which the row stands, or the row's own run."""
+    """Return each row's run, or for an inserted row the next run."""
     names = {name: op for op, name in enumerate(graph.names)}
     names |= {f"recompute.{name}": len(graph) + op for op, name in enumerate(graph.names)}
     runs = np.empty(len(made), np.int64)
@@ -85,9 +85,9 @@ def _name(graph: Graph, run: int) -> str:
 def merge_shared_reloads(
     graph: Graph, rewriting: Rewriting, kernels: Collection[frozenset[int]]
 ) -> Rewriting:
-    """Let all runs that a compiler fuses into one kernel read the same reload of a value.
+    """Merge the reloads of a value for runs that a compiler fuses into one kernel.
 
-    The first of these reloads is kept, and serves the readers of all merged reloads.
+    The first of these reloads serves the readers of all merged reloads.
 
     Args:
         graph: the captured graph.

@@ -1,4 +1,4 @@
-"""Runs of a rewritten graph: which operations are recomputed, and which reload each run reads."""
+"""Runs of a rewritten graph: the recomputed operations, and the reload that each run reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Runs:
     """Runs of a rewritten graph: run i is operation i, run N + i is the recompute of operation i.
 
     Attributes:
-        reload_numbers: for each run, the number of the reload that is read, by base.
+        reload_numbers: for each run, the number of the reload that the run reads, by base.
         recomputed: the recomputed values, including forward views of the requested ones and all other outputs
             of the same operations.
-        before: for each recomputed operation, the operation in front of which the recompute stands.
+        before: for each recomputed operation, the operation that directly follows the recompute.
 
     Raises:
         PlanError: an impossible decision, with the reason.
@@ -86,7 +86,7 @@ class Runs:
         forward = (g.producer >= 0) & ~g.backward[g.producer]
         wanted = np.isin(g.base, values) & forward
         wanted[list(values)] = True
-        beside = np.isin(g.producer, g.producer[wanted]) & forward  # recompute yields all outputs
+        beside = np.isin(g.producer, g.producer[wanted]) & forward  # a recompute yields all outputs
         return frozenset(np.flatnonzero(beside).tolist())
 
     def _serve(self, offload: Offload) -> None:
@@ -162,6 +162,6 @@ class Runs:
             raise PlanError(f"value {offload.value} returns before it has left or after it is read")
 
     def out_place(self, offload: Offload) -> tuple[int, bool, int]:
-        """Return the place of the run after which a value leaves, before all runs for an input."""
+        """Return the place of the run after which the offload of a value starts; inputs: before all runs."""
         run = offload.after if offload.after >= 0 else int(self.graph.producer[offload.value])
         return (-1, True, -1) if run < 0 else self.place(run)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class GraphStep:
-    """Step of a graph in which some values may be recomputed but none is offloaded.
+    """Step of a graph without offloads, but possibly with recomputed values.
 
     Attributes:
-        step: the graph's operations, with the memories on the device as buffers: movable ones with all
-            accesses, all others with one, so that they have no absence.
+        step: the graph's operations, with the memories on the device as buffers: movable memories with all
+            accesses, others with one access, so that they have no absence.
         base: int64[n], the value of the original graph that owns each buffer's memory; -1 for workspaces and
             for outside memory.
         runs: int64[K], the run number of each operation, as in `Rewriting`.
@@ -69,7 +69,7 @@ class GraphStep:
 def offloadable(graph: Graph) -> NDArray[np.bool_]:
     """Return a mask of the memories that may move, bool[M].
 
-    Such a memory is produced in the graph and freed afterwards, and all views are easily recomputed.
+    Such a memory is produced and freed in the graph, and all its views are cheap to recompute.
     """
     g = graph
     own = g.base == np.arange(len(g.size))
@@ -82,7 +82,7 @@ def offloadable(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _plain_views(graph: Graph) -> NDArray[np.bool_]:
-    """Return a mask of the repeatable operations that only make views of the one memory that they read."""
+    """Return a mask of the repeatable operations that only make views of a single memory."""
     g, n = graph, len(graph)
     if not n:
         return np.zeros(0, np.bool_)
@@ -102,7 +102,7 @@ def graph_step(
 
     Args:
         graph: M values, not rewritten.
-        movable: bool[M], whether a value's memory may be offloaded; recomputed values are never offloaded.
+        movable: bool[M], whether a value's memory may be offloaded, unless recomputed.
         recomputed: as in `Rewriting`.
         outside: bytes always on the device outside the graph.
 

@@ -1,4 +1,4 @@
-"""Simulated allocators: addresses, memory held and driver calls of a trace under other allocators."""
+"""Simulated allocators: addresses, reserved memory and driver calls of a trace under other allocators."""
 
 from solvers.simulators.simulate import ALLOCATORS, simulate
 from solvers.simulators.simulation import Segments, Simulation

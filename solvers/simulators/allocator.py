@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Allocator(ABC):
-    """Base of the allocators: a subclass is a frozen dataclass whose fields are the settings."""
+    """Base class of the allocators; a subclass is a frozen dataclass whose fields are the settings."""
 
     @abstractmethod
     def run(self, trace: Trace, limit_bytes: int) -> Course:
-        """Simulate all events of a trace of one device, on a device of ``limit_bytes`` bytes."""
+        """Simulate a trace of one device on a device of ``limit_bytes`` bytes."""
 
 
 class Native(Allocator):
@@ -29,7 +29,7 @@ class Native(Allocator):
 
     @abstractmethod
     def on(self, device: _core.SimulatedDevice) -> _core.SimulatedAllocator:
-        """Create the allocator on a device, in its first state."""
+        """Create the allocator on a device, in its initial state."""
 
     def run(self, trace: Trace, limit_bytes: int) -> Course:
         """Simulate all events of a trace, see `Allocator.run`."""
@@ -47,7 +47,7 @@ def course_of(
 ) -> Course:
     """Return the course of a trace after the first ``len(adopted)`` events.
 
-    ``adopted`` has the handles of these events in the allocator, -1 for none. With ``give_back`` the
+    ``adopted`` has the allocator's handles of these events' buffers, -1 for none. ``give_back``: the
     allocator repeats the recorded releases of memory.
     """
     columns = trace.kind, trace.births, trace.size, trace.stream
@@ -60,13 +60,13 @@ def course_of(
 
 
 def check_bytes(value: int, name: str, *, least: int = 0, most: int = 1 << 56) -> None:
-    """Raise ValueError for any value but a whole number in these bounds."""
+    """Raise ValueError unless the value is a whole number in these bounds."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise ValueError(f"{name}={value!r} is not a whole number from {least} to {most}")
 
 
 def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
-    """Raise ValueError for any value but a power of two up to ``most``."""
+    """Raise ValueError unless the value is a power of two up to ``most``."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not 1 <= value <= most or value & (value - 1):
         raise ValueError(f"{name}={value!r} is not a power of two up to {most}")

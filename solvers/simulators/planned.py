@@ -1,4 +1,4 @@
-"""Offline plan of the whole trace: the arena that suffices if every lifetime is known beforehand."""
+"""Offline plan of a whole trace: the arena that suffices if all lifetimes are known in advance."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ class Planned(Allocator):
     """One arena, reserved at once, in which each buffer of the trace has a planned offset.
 
     The plan is made by `solve` of all buffers on one line, parameters as well as activations, and checked.
-    This is the result that planning can reach, not that of a first run: the pool must see iterations
-    before planning them, keeps persistent and small buffers outside the arena, and shares addresses between
-    streams if that pays; in this plan streams share no addresses.
+    The result is a bound of planning, not a prediction of a first run: a pool must see iterations before
+    planning them, keeps persistent and small buffers outside the arena, and shares addresses between streams
+    if that pays. In this plan, streams share no addresses.
 
-    A request fails if the bytes alive then exceed the device, since no plan could serve it. If the plan
-    exceeds the device although the load does not, the arena ends with the device, and buffers beyond the end
-    fail.
+    A request fails if the load exceeds the device, since no plan could serve it. If only the arena exceeds
+    the device, the arena is cut at the device's end, and buffers beyond the end fail.
 
     Attributes:
         alignment_bytes: sizes and offsets are multiples of this power of two.
@@ -99,7 +98,7 @@ class Planned(Allocator):
 def _served(
     rows: NDArray[np.int64], freed: NDArray[np.int64], size: NDArray[np.int64], limit_bytes: int
 ) -> NDArray[np.bool_]:
-    """Return a mask of the buffers that fit beside the buffers alive at their alloc, failed ones left out."""
+    """Return a mask of the buffers that fit next to the served buffers alive at their alloc."""
     fits_int64 = float(size.sum(dtype=np.float64)) < 2**62
     if fits_int64 and _load(int(freed.max(initial=0)) + 1, rows, freed, size).max() <= limit_bytes:
         return np.ones(len(rows), np.bool_)

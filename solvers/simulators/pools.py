@@ -15,8 +15,8 @@ class Cupy(Native):
 
     Sizes are rounded up to 512 bytes. A request takes the smallest sufficient free block of the stream, any
     remainder is split off, and a freed block merges with free neighbours at once. If no block suffices, the
-    driver is asked for exactly the requested size; if the driver refuses, all entirely free segments are
-    released first. `MemoryPool.set_limit` acts like a device of so many bytes; before CuPy 12.2 the limit
+    pool reserves exactly the requested size; if the driver refuses, the pool releases all entirely free
+    segments and retries. `MemoryPool.set_limit` acts like a device of that size; before CuPy 12.2 the limit
     released nothing.
 
     Not modelled: the choice among several free blocks of one size, which depends on the hashes of Python
@@ -30,7 +30,7 @@ class Cupy(Native):
 
 @dataclass(frozen=True)
 class FirstFit(Native):
-    """Lowest sufficient free range, in one region that grows at the end (Knuth, TAOCP 1, 2.5).
+    """First fit: the lowest sufficient free range, in one growing region (Knuth, TAOCP 1, 2.5).
 
     Streams are ignored; a freed range merges with free neighbours at once, and no memory returns to the
     device.
@@ -57,6 +57,6 @@ class FirstFit(Native):
 
 @dataclass(frozen=True)
 class BestFit(FirstFit):
-    """Variant of `FirstFit` that takes the smallest sufficient free range, the lowest of equal ones."""
+    """Best fit: as `FirstFit`, with the smallest sufficient free range, the lowest of equal ranges."""
 
     _best: ClassVar[bool] = True

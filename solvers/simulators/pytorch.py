@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     Value = int | float | bool | tuple[int, ...] | None
 
-#: Number of size intervals: requests from 1 MiB, 2 MiB, ... 32 GiB on have their own number of divisions.
+#: Number of size intervals, from 1 MiB, 2 MiB, ... 32 GiB on, each with a number of divisions.
 INTERVALS = 16
 _ITEM = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)(?:,|$)")
-#: Settings that decide the addresses of buffers, as long as memory suffices.
+#: Settings that determine the addresses of buffers while memory suffices.
 _OF_PLACES = (
     "large_segment_size_mb",
     "max_non_split_rounding_mb",
@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = (
 
 
 def parse_conf(text: str) -> dict[str, Value]:
-    """Parse settings by name from ``key:value,key:[a:b,c:d]``, without those that have no effect here.
+    """Parse settings from ``key:value,key:[a:b,c:d]``; ignore settings without effect here.
 
     Raises:
         ValueError: naming a key that does not exist or cannot be simulated, or an invalid value.
@@ -65,9 +65,9 @@ def parse_conf(text: str) -> dict[str, Value]:
 
 
 def recorded_settings(metadata: Mapping[str, str]) -> dict[str, Value]:
-    """Return the address-deciding settings of a recorded allocator from the metadata of a trace.
+    """Return the settings of a recorded allocator that determine addresses, from a trace's metadata.
 
-    Entries that do not follow PyTorch's syntax are ignored.
+    Entries that violate PyTorch's syntax are ignored.
     """
     values: dict[str, Value] = {}
     with contextlib.suppress(ValueError):
@@ -94,7 +94,7 @@ def _native(value: str) -> None:
 
 
 def _divisions(value: str) -> int | tuple[int, ...]:
-    """Parse one number, or numbers for requests of so many MiB on: ``[256:1,512:2,>:4]``."""
+    """Parse one number, or numbers by least request in MiB: ``[256:1,512:2,>:4]``."""
     if not value.startswith("["):
         return int(value)
     result = [0] * INTERVALS
@@ -134,7 +134,7 @@ class PyTorch(Native):
     """Default allocator (c10/cuda/CUDACachingAllocator.cpp, as of PyTorch 2.13).
 
     Requests are rounded to 512 bytes. Requests up to 1 MiB are served from segments of 2 MiB, requests below
-    10 MiB from segments of 20 MiB, others from a segment of their own, a multiple of 2 MiB. The smallest
+    10 MiB from segments of 20 MiB, others from a separate segment, a multiple of 2 MiB. The smallest
     sufficient free block of the stream and the pool is taken, and split if at least 512 bytes (small) or more
     than 1 MiB remain. A freed block merges with free neighbours. If the device is full, entirely free
     segments are released. A driver call is a cudaMalloc or a cudaFree.
@@ -144,13 +144,13 @@ class PyTorch(Native):
 
     Attributes:
         conf: text in the syntax of ``PYTORCH_CUDA_ALLOC_CONF``; these settings override the other fields.
-        max_split_size_mb: blocks of at least so many MiB are not split; None for no such limit.
-        max_non_split_rounding_mb: such a block serves a request that is smaller by less than so many MiB;
-            None for 20.
-        roundup_power2_divisions: round requests up to so many steps between powers of two, 0 for no rounding;
-            or sixteen such numbers, for requests from 1 MiB (and smaller ones), 2 MiB, ... 32 GiB on.
-        garbage_collection_threshold: fraction of the limit above which free segments that have long been
-            unused are released; 0 for never. No effect without a limit.
+        max_split_size_mb: least size in MiB of blocks that are not split; None for no such limit.
+        max_non_split_rounding_mb: an unsplit block serves a request that is smaller by less than this number
+            of MiB; None for 20.
+        roundup_power2_divisions: number of steps between powers of two to which requests are rounded up, 0
+            for no rounding; or sixteen numbers, for requests from 1 MiB (and smaller), 2 MiB, ... 32 GiB on.
+        garbage_collection_threshold: fraction of the limit above which long unused free segments are
+            released; 0 for never. No effect without a limit.
         large_segment_size_mb: size in MiB of the segments for requests from 1 to 10 MiB.
     """
 
@@ -217,7 +217,7 @@ def _check_mib(name: str, value: int, least: int) -> None:
 
 @dataclass(frozen=True)
 class PyTorchExpandable(PyTorch):
-    """Allocator with ``expandable_segments:True``: per pool and stream one segment that grows page by page.
+    """Allocator with ``expandable_segments:True``: one segment per pool and stream, growing by pages.
 
     A segment has addresses for nine eighths of the device (without a limit: of 1 PiB) and pages of 2 MiB
     (small) or 20 MiB; memory needed beyond the last block is mapped at the end. Pages are released only if

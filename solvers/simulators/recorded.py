@@ -1,4 +1,4 @@
-"""Behaviour of the recorded allocator itself, if known from the trace."""
+"""Simulation result of the recorded allocator itself, if the trace has its addresses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def recorded(trace: Trace) -> Simulation | None:
-    """Return the recorded addresses and segments as a simulation called "recorded"; None if they are unknown.
+    """Return the recorded addresses and segments as a simulation named "recorded"; None if unknown.
 
-    They are unknown if an address is missing, or if a buffer lies outside of all memory ever held, as in a
-    recording that lacks the beginning or end. If no address of a segment is known, as in a profiler's trace,
-    the reserved bytes are known at each event, but the simulation has no segments.
+    They are unknown if an address is missing, or if a buffer is outside all recorded segments, as in a
+    recording that lacks the beginning or end. If segments have no addresses, as in a profiler's trace, the
+    simulation has the reserved bytes of each event, but no segments.
 
-    Bytes in use are the requested ones rounded to the trace's alignment: the trace does not tell further
-    losses inside of blocks. Segments from before the recording count as driver calls, too.
+    Bytes in use are the requested bytes rounded to the trace's alignment, without further losses inside
+    blocks, which the trace lacks. Segments from before the recording count as driver calls, too.
 
     Args:
         trace: events of one device.
@@ -45,7 +45,7 @@ def recorded(trace: Trace) -> Simulation | None:
     freed = trace.kind == EventType.FREE
     change[freed] = -rounded[trace.births[freed]]
     live, reserved, segments = np.cumsum(change), np.cumsum(sign * trace.size), recorded_segments(trace)
-    if not by_address:  # threads may report in another order than they reserve
+    if not by_address:  # threads may report out of order
         live = np.minimum(live, reserved)
     elif (live > reserved).any() or not _lies_within(segments, trace.address[placed], trace.size[placed]):
         return None
@@ -63,7 +63,7 @@ def recorded(trace: Trace) -> Simulation | None:
 
 
 def _lies_within(segments: Segments, address: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
-    """Return true if each buffer lies within memory held at any time; adjacent ranges count as one."""
+    """Return true if each buffer is within memory held at any time; adjacent ranges count as one range."""
     order = np.argsort(segments.address, kind="stable")
     low = segments.address[order]
     high = np.maximum.accumulate(low + segments.size[order])
@@ -74,7 +74,7 @@ def _lies_within(segments: Segments, address: NDArray[np.int64], size: NDArray[n
 
 
 class _Range(NamedTuple):
-    """Held memory: the addresses [address, end), the event of the reservation, and the stream."""
+    """Reserved memory: the addresses [address, end), the event of the reservation, and the stream."""
 
     address: int
     end: int
@@ -85,9 +85,8 @@ class _Range(NamedTuple):
 def recorded_segments(trace: Trace) -> Segments:
     """Return ranges of addresses with the events of their reservation and release.
 
-    Ranges that are never released are held to the trace's end. A partly released range is held on in the
-    other parts. A range that is reserved again counts as released before. Releases of memory that was never
-    reserved are ignored.
+    Ranges without a release are held to the trace's end. A partial release splits a range. A repeated
+    reservation first releases the range. Releases of unreserved memory are ignored.
 
     Args:
         trace: events of one device; their addresses may be unknown.
@@ -108,7 +107,7 @@ def recorded_segments(trace: Trace) -> Segments:
         [(part.address, part.end - part.address, part.stream, part.start, end) for part, end in done],
         np.int64,
     ).reshape(-1, 5)
-    # Only in expandable segments may blocks reach across several ranges.
+    # Blocks may span several ranges only in expandable segments.
     grows = trace.metadata.get("expandable") == "1"
     region = np.zeros(len(table), np.int64) if grows else np.arange(len(table))
     return Segments(table[:, 0], table[:, 1], table[:, 2], region, table[:, 3], table[:, 4])

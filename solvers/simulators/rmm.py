@@ -17,17 +17,17 @@ class RmmPool(Native):
     Sources: ``pool_memory_resource_impl.cpp``, ``stream_ordered_memory_resource.hpp``,
     ``coalescing_free_list.hpp``. Sizes are rounded up to 256 bytes. A request takes the smallest sufficient
     free block of the stream's free list, else a block of another stream's list, in order of the lists' first
-    appearance. If no block suffices, the other lists are merged into the stream's own one by one. At last the
-    pool grows: to twice its size, or with a maximum by half of the remaining bytes, halved as long as the
-    device refuses. A freed block goes to the free list of the stream that frees the block, and merges there.
+    appearance. If no block suffices, the other lists are merged into the stream's list one by one. Then the
+    pool grows: to twice its size, or with a maximum by half of the remaining bytes, halved while the device
+    refuses. A freed block goes to the free list of the stream that frees the block, and merges there.
     No memory returns to the device, except free segments of a pool that has reached the maximum.
 
     Not modelled: events and waits between streams; streams of threads; the order of lists if the addresses of
     their events have another order.
 
     Attributes:
-        initial_pool_bytes: bytes reserved at once. None: half of the device, the default of RMM's Python; on
-            a device without a limit 0, so that the bytes held are those that the trace needs.
+        initial_pool_bytes: bytes reserved at the start. None: half of the device, the default of RMM's Python
+            package; 0 on a device without a limit, so that the pool reserves only bytes that the trace needs.
         maximum_pool_bytes: most bytes of the pool; None: all of the device.
     """
 

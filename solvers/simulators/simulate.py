@@ -1,6 +1,6 @@
 """Simulation of a trace under one of the allocators.
 
-To add an allocator, write a dataclass of the settings, and add it to `ALLOCATORS`.
+To add an allocator, write a dataclass of its settings, and add the class to `ALLOCATORS`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def simulate(
 ) -> Simulation:
     """Run a trace's allocs and frees through a simulated allocator.
 
-    Deterministic. Only the order of the events counts, their times do not. Refused requests are ignored
-    (`traces.transforms.refused_as_buffers` makes buffers of them); private pools are streams of their own.
+    The result is deterministic, and depends on the order of the events, not on their times. Refused requests
+    are ignored (`traces.transforms.refused_as_buffers` makes buffers of them); private pools count as
+    separate streams.
 
     Args:
         trace: events of one device.

@@ -24,7 +24,7 @@ class Segments:
         address: address of the first byte.
         size: bytes.
         stream: the stream whose request caused the reservation.
-        region: rows with the same number lie in one range of addresses, across which blocks may reach.
+        region: number of the range of addresses; blocks may span several segments of one region.
         start: the event of the reservation.
         end: the event of the release, the length of the trace if never released.
     """
@@ -56,17 +56,17 @@ class Course:
 class Simulation(Course):
     """Simulated course of a trace under an allocator, with the allocator's settings.
 
-    An alloc that does not fit, after all remedies of the allocator, is left out with the matching free, and
-    the simulation continues: `failed_at` names the first one.
+    An alloc that does not fit, after all remedies of the allocator, is omitted with its free, and the
+    simulation continues: `failed_at` is the first such alloc.
 
     Attributes:
         address: int64[events], the address of each alloc; -1 elsewhere, for failed allocs, and for zero
             bytes.
-        live: int64[events], bytes of the blocks in use after each event: sizes as the allocator rounds them.
+        live: int64[events], bytes of the blocks in use after each event, with the allocator's rounding.
         reserved: int64[events], bytes held from the device after each event.
-        segments: the memory held, with events; empty if a recording tells the bytes alone.
+        segments: the reserved memory, with events; empty if a recording has only bytes.
         driver_calls: number of driver calls to reserve or release memory.
-        failed_at: the first alloc that did not fit, None if all did.
+        failed_at: the first alloc that did not fit; None if all fit.
         allocator: name in `ALLOCATORS`.
         parameters: all settings by name, defaults included.
         trace: the simulated trace.
@@ -88,16 +88,13 @@ class Simulation(Course):
 
     @property
     def fragmentation(self) -> float:
-        """1 - peak of the requested bytes / peak of the held bytes; failed buffers count as not requested.
-
-        0 if nothing is held.
-        """
+        """1 - peak requested / peak reserved bytes, without failed buffers; 0 without reserved bytes."""
         held = self.peak_reserved_bytes
         return 1 - int(self.requested.max(initial=0)) / held if held else 0.0
 
     @cached_property
     def requested(self) -> NDArray[np.int64]:
-        """Requested bytes of the buffers alive after each event, without failed ones, int64[events]."""
+        """Requested bytes of the buffers alive after each event, without failed buffers, int64[events]."""
         size = np.where(self.address >= 0, self.trace.size, 0)
         change = np.where(self.trace.kind == EventType.ALLOC, size, 0)
         freed = self.trace.kind == EventType.FREE
@@ -106,7 +103,7 @@ class Simulation(Course):
 
     @cached_property
     def fullest_event(self) -> int:
-        """Event after which most bytes are live, among the events with most bytes held; 0 without events."""
+        """Event with the most live bytes, among the events with the most reserved bytes; 0 without events."""
         if not len(self.live):
             return 0
         return int(np.where(self.reserved == self.peak_reserved_bytes, self.live, -1).argmax())

@@ -1,4 +1,4 @@
-"""Offload planning: a step and a link in, a schedule out, judged by a replay that shares no planner code."""
+"""Offload planning: schedules from a step and a link, judged by a replay without code of the planner."""
 
 from solvers.swap.link import PRESETS, Link, parse_link
 from solvers.swap.planner import OffloadPlanner

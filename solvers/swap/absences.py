@@ -20,12 +20,12 @@ class Absences:
 
     Attributes:
         buffer: int64[q], row in the step.
-        last: int64[q], operation of the access before, in [0, K).
+        last: int64[q], operation of the previous access, in [0, K).
         use: int64[q], operation of the next access, in (last + 1, last + K].
         size: int64[q], bytes.
-        source: int32[q], the preceding absence of the same buffer, if only reads follow its end, so that a
-            copy made then is still valid; the row itself if nothing ever writes the buffer, so that the copy
-            of an earlier turn is still valid; else -1.
+        source: int32[q], an absence whose host copy is still valid: the preceding absence of the same buffer,
+            if only reads followed it; the row itself, if no operation ever writes the buffer, so that the
+            copy of an earlier turn is valid; else -1.
     """
 
     buffer: NDArray[np.int64]
@@ -38,13 +38,13 @@ class Absences:
         return len(self.buffer)
 
     def select(self, rows: NDArray[np.int64]) -> Absences:
-        """Return the given rows; sources are not kept."""
+        """Return the given rows, without sources."""
         none = np.full(len(rows), -1, np.int32)
         return Absences(self.buffer[rows], self.last[rows], self.use[rows], self.size[rows], none)
 
 
 def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
-    """Return the absences of at least one operation, wrap-around ones included, in order of (buffer, access).
+    """Return the absences of at least one operation, including wrap-around, sorted by (buffer, access).
 
     Args:
         step: the step.
@@ -58,7 +58,7 @@ def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
     following = np.where(final, first, at + 1)
     use = op[following] + np.where(final, k, 0)
     keep = ~final | step.persistent[owner]
-    # A buffer that outlives a turn has several instances, which a move cannot distinguish.
+    # A move cannot distinguish the instances of a buffer that outlives a turn.
     keep &= (step.end - step.start)[owner] <= k
     keep &= (use - op > 1) & (use - op <= k) & (step.size[owner] >= max(least_bytes, 1))
     turn = op // max(k, 1)
@@ -74,7 +74,7 @@ def absences_of(step: Step, *, least_bytes: int = 0) -> Absences:
 
 
 def elapsed_seconds(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the seconds of the operations [first, end), each index counting on into the next turn."""
+    """Return the seconds of the operations [first, end); indices may continue into the next turn."""
     k = max(len(step), 1)
     (first_turn, a), (end_turn, b) = np.divmod(first, k), np.divmod(end, k)
     result: NDArray[np.float64] = step.begins[b] - step.begins[a] + step.duration * (end_turn - first_turn)
@@ -82,17 +82,17 @@ def elapsed_seconds(step: Step, first: NDArray[np.int64], end: NDArray[np.int64]
 
 
 def idle_seconds(step: Step, absences: Absences) -> NDArray[np.float64]:
-    """Return the seconds from the end of the access before to the next access, float64[q]."""
+    """Return the seconds from the end of the previous access to the next access, float64[q]."""
     return elapsed_seconds(step, absences.last + 1, absences.use)
 
 
 def absence_orders(step: Step, link: Link, absences: Absences) -> dict[str, NDArray[np.int32]]:
     """Return all absences, best first, under each score.
 
-    ``early``: in order of the last access; the link is then never idle before the peak. ``late``: latest next
-    use first, so that the link is never idle after the peak. ``slack``: by the smaller of the time before and
-    the time after the peak, each divided by the copy time there. ``size``, ``area`` and ``time``: large ones,
-    large ones times duration, and long ones.
+    ``early``: by last access, so that the link is busy before the peak. ``late``: latest next use first, so
+        that the link is busy after the peak. ``slack``: by the smaller of two ratios, time before the peak to
+        copy time out, and time after the peak to copy time back. ``size``, ``area`` and ``time``: by size, by
+        size times duration, and by duration, the largest first.
     """
     q, peak = absences, int(step.load.argmax())
     seconds, k = idle_seconds(step, q), len(step)
@@ -119,7 +119,7 @@ def _sources(step: Step, rows: NDArray[np.int64], following: NDArray[np.int64]) 
     begins[rows] = np.arange(len(rows))
     before = np.full(len(owner), -1, np.int64)
     before[following] = np.arange(len(following))
-    # The first access of a buffer that is not persistent has no predecessor.
+    # The first access of a buffer has no predecessor, unless persistent.
     opens = np.searchsorted(owner, owner) == np.arange(len(owner))
     before[opens & ~step.persistent[owner]] = -1
     kept = step.persistent.copy()

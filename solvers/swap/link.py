@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Link:
-    """Link on which a copy of ``s`` bytes takes ``a + b * s`` seconds, sequential in each direction.
+    """Link with sequential copies in each direction; a copy of ``s`` bytes takes ``a + b * s`` seconds.
 
     Attributes:
         out_fixed: a of copies to the host, seconds.
-        out_per_byte: b, seconds a byte.
+        out_per_byte: b of copies to the host, seconds per byte.
         in_fixed: a of copies to the device, seconds.
-        in_per_byte: b of copies to the device, seconds a byte.
-        duplex: copies of the two directions do not disturb each other; else one engine makes all copies, in
+        in_per_byte: b of copies to the device, seconds per byte.
+        duplex: true if copies of the two directions run concurrently; false if one engine makes all copies in
             the order of their requests.
 
     Raises:
@@ -60,8 +60,8 @@ class Link:
         return cls(fixed, 1 / bytes_per_second, fixed, 1 / bytes_per_second, duplex)
 
 
-#: Links by name. The rates of PCI Express x16 are those that copies of page-locked memory reach of 16, 32 and
-#: 64 GB/s, about four fifths; likewise of NVLink-C2C, of 450 GB/s each way. ``singa`` is the link that
+#: Links by name. The rates are those of copies of page-locked memory, about four fifths of the nominal rate:
+#: 16, 32 and 64 GB/s of PCI Express x16, and 450 GB/s each way of NVLink-C2C. ``singa`` is the link that
 #: AutoSwap's authors measured and published in SINGA's SwapGPU.
 PRESETS: Mapping[str, Link] = types.MappingProxyType(
     {
@@ -72,7 +72,8 @@ PRESETS: Mapping[str, Link] = types.MappingProxyType(
         "singa": Link(47.2e-6, 0.0756e-9, 9.7e-6, 0.0823e-9),
     }
 )
-#: Largest seconds and seconds a byte of a link; larger ones would leave no digits for the operations' times.
+#: Largest seconds, and seconds per byte, of a link; with larger values, sums would lose the operations'
+#: times.
 _LATEST, _SLOWEST = 1000.0, 1e-3
 _NUMBER = r"\d{1,20}(?:\.\d{0,20})?(?:[eE][+-]?\d{1,3})?"
 

@@ -1,4 +1,4 @@
-"""Groups of operations of a long step: a schedule of the groups also holds on the step."""
+"""Groups of operations of a long step; a schedule of the groups is valid for the step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OperationGroups:
-    """Operations in groups; a group's load is the largest of its operations, its time their sum.
+    """Groups of operations; a group has the largest load and the total time of its operations.
 
     Attributes:
         first: int64[g], the first operation of each group.
         seconds: float64[g].
         load: int64[g], bytes.
-        absences: those of the step, ``last`` and ``use`` counted in groups.
+        absences: the step's absences, with ``last`` and ``use`` as numbers of groups.
     """
 
     first: NDArray[np.int64]
@@ -37,7 +37,7 @@ class OperationGroups:
     def native_planner(self, step: Step, link: Link) -> _core.OffloadPlanner:
         """Return a native planner of the groups.
 
-        Only copies of buffers that nothing ever writes are treated as already on the host.
+        Only copies of buffers without writes count as already on the host.
         """
         a = self.absences
         kept = a.source == np.arange(len(a))
@@ -57,7 +57,7 @@ class OperationGroups:
     def operations(self, groups: NDArray[np.int64], k: int) -> NDArray[np.int64]:
         """Return the first operation of each group.
 
-        Numbers beyond one turn, which has k operations, stand for groups and operations of later turns.
+        Numbers beyond one turn of k operations mean groups and operations of later turns.
         """
         turn, group = np.divmod(groups, len(self.first))
         result: NDArray[np.int64] = self.first[group] + turn * k
@@ -75,7 +75,7 @@ class OperationGroups:
 def group_operations(step: Step, absences: Absences, *, most_ungrouped: int) -> OperationGroups:
     """Group the operations of a step with more than ``most_ungrouped``.
 
-    Groups end where the operation before or after an absence begins or ends.
+    Groups end at the begin and the end of the operations before and after absences.
     """
     k = len(step)
     if k <= most_ungrouped:

@@ -1,4 +1,4 @@
-"""Placement of a schedule: addresses on the device, and of the copies on the host."""
+"""Placement of a schedule: offsets of buffers on the device, and of copies on the host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Placed:
 
     Attributes:
         buffers: the placed buffers; time is the index of an operation.
-        of: int64[n], the row in the step of each buffer, or of each copy on the host.
+        of: int64[n], the row in the step of each buffer or host copy.
         plan: the offsets.
     """
 
@@ -43,9 +43,8 @@ def device_buffers(
 ) -> tuple[Buffers, NDArray[np.int64]]:
     """Return each stay of a buffer on the device as a separate buffer, and the row in the step.
 
-    A reloaded buffer may get another offset than before. Each stay of a persistent buffer that moves reaches
-    from a reload (``fetch``) to the next ``release``; a persistent buffer that never moves has one stay, the
-    whole step.
+    A reload may use another offset. Each stay of a moving persistent buffer lasts from a reload (``fetch``)
+    to the next ``release``; a persistent buffer without moves has one stay, the whole step.
     """
     k = len(step)
     start, end, of = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -57,7 +56,7 @@ def device_buffers(
     for buffer in moved.tolist():
         rows = np.flatnonzero(schedule.buffer == buffer)
         rows = rows[np.argsort(_since(step, schedule, rows), kind="stable")]
-        late = np.where(schedule.last[rows] < step.start[buffer], k, 0)  # of the instance of the turn before
+        late = np.where(schedule.last[rows] < step.start[buffer], k, 0)  # of the previous turn's instance
         gone, back = schedule.release[rows] + late, schedule.fetch[rows] + late
         if step.persistent[buffer]:
             stays = back, np.append(gone[1:], gone[0] + k)
@@ -84,8 +83,8 @@ def host_buffers(
 ) -> tuple[Buffers, NDArray[np.int64], NDArray[np.int64]]:
     """Return the host copies of a schedule as buffers, alive from the copy request to the last reload.
 
-    Includes resting buffers, alive all the time. If all moves of a buffer use a copy made once, before this
-    turn, this copy is alive always.
+    Resting buffers are included, with unlimited lifetime. A copy made once, before this turn, for all moves
+    of a buffer has an unlimited lifetime, too.
 
     Returns:
         The copies, the row in the step of each, and for each move the index of the copy made or used,
@@ -101,7 +100,7 @@ def host_buffers(
     for buffer, row in zip(always.tolist(), once.tolist(), strict=True):
         which[s.buffer == buffer] = row
     for row in np.flatnonzero(~s.copied & ~np.isin(s.buffer, always)).tolist():
-        # The reused copy, made by the latest earlier move that copied, is kept until this reload.
+        # A reused copy, made by the latest earlier move with a copy, is kept until this reload.
         same = rows[s.buffer[rows] == s.buffer[row]]
         back = (s.last[row] - s.last[same]) % k
         which[row] = source = int(same[back.argmin()])

@@ -1,4 +1,4 @@
-"""Search for the best offload schedule within a limit, without stall or within a stall budget."""
+"""Search for the best offload schedule: within a limit, without stall, or within a stall budget."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class OffloadPlanner:
     Args:
         step: the step.
         link: the copy times.
-        least_bytes: smaller buffers stay on the device; by default as the tunables say.
+        least_bytes: smaller buffers stay on the device; the default is a tunable.
         host_limit: most bytes held on the host at one time; None for no limit.
-        tries: orders tried in addition to those of `absence_orders`, for one limit or for none; by default as
-            many as take some tenths of a second, or without a limit up to two seconds.
+        tries: number of orders tried in addition to `absence_orders`; by default tenths of a second of work
+            with a limit, and up to two seconds without.
         tunables: the budgets of the search.
     """
 
@@ -62,7 +62,7 @@ class OffloadPlanner:
         self._free: PlannedSchedule | None = None
 
     def _budget(self, tries: int | None) -> None:
-        """Set the rounds and tries that the work of one plan allows."""
+        """Set the rounds and tries from the work of one plan."""
         k, n, t = len(self._groups.first), max(len(self.absences), 1), self.tunables
         work = min((k + 8 * n) * n, t.schedule_work)
         self._improves = t.improve_work / t.restarts / (3 * (k + 6 * n)) >= n * t.least_changes
@@ -73,7 +73,7 @@ class OffloadPlanner:
             self._free_tries = min(t.free_tries, t.free_work // work)
 
     def floor(self) -> tuple[int, int]:
-        """Return the bytes below which no limit is feasible, and the operation that needs these bytes."""
+        """Return the least bytes of any feasible limit, and the operation that needs these bytes."""
         away = self._lean.spread(self.absences.last + 1, self.absences.use, self.absences.size)
         load = self._lean.load - away
         op = int(load.argmax())
@@ -86,17 +86,17 @@ class OffloadPlanner:
 
     def _untouched_away(self, limit: int) -> PlannedSchedule:
         """Return the schedule without moves in which untouched persistent buffers stay on the host."""
-        return self._judged("untouched buffers on the host", limit, Schedule.empty())
+        return self._judge("untouched buffers on the host", limit, Schedule.empty())
 
-    def _judged(self, name: str, limit: int, schedule: Schedule) -> PlannedSchedule:
+    def _judge(self, name: str, limit: int, schedule: Schedule) -> PlannedSchedule:
         schedule = replace(schedule, resting=self._resting)
         return PlannedSchedule(limit, schedule, replay(self.step, self.link, schedule), name)
 
     def hold(self, limit: int) -> PlannedSchedule:
-        """Hold the limit with the shortest stall found.
+        """Return the schedule within the limit with the shortest stall found.
 
         Raises:
-            PlanError: no schedule can hold the limit, or none was found within the host limit.
+            PlanError: the limit is infeasible, or no schedule was found within the host limit.
         """
         found = self._search(limit, self._tries)
         if found is None:
@@ -137,9 +137,9 @@ class OffloadPlanner:
         return best
 
     def nearest(self, limit: int) -> PlannedSchedule:
-        """Return `hold`, or on failure a schedule for the lowest higher limit that is held (``limit_bytes``).
+        """Return `hold`, or on failure a schedule for the lowest feasible higher limit (its ``limit_bytes``).
 
-        That limit is bisected to a 256th of the peak. `check_limit` has the error message that explains the
+        The higher limit is bisected to a 256th of the peak. `check_limit` raises the error that explains the
         failure.
         """
         peak, low = self.step.peak_bytes, max(limit, self.lowest_limit())
@@ -157,7 +157,7 @@ class OffloadPlanner:
         return self._search(high, self._tries) or best
 
     def alternatives(self, limit: int) -> list[PlannedSchedule]:
-        """Return different schedules that hold a limit, the shortest stall first; none without moves."""
+        """Return different schedules that hold a limit, the shortest stall first; empty without moves."""
         if limit < self.lowest_limit() or self._lean.peak_bytes <= limit:
             return []
         found = [self._plan_order(name, order, limit) for name, order in self._orders.items()]
@@ -179,7 +179,7 @@ class OffloadPlanner:
         return floor if self.host_limit is None else max(floor, self.step.peak_bytes - self.host_limit)
 
     def without_stall(self) -> PlannedSchedule:
-        """Return the schedule with the least peak found without any stall."""
+        """Return the schedule with the lowest peak found without stall."""
         if self._free is None:
             self._free = self._without_stall()
         return self._free
@@ -197,7 +197,7 @@ class OffloadPlanner:
         return best
 
     def within_slowdown(self, slower: float) -> PlannedSchedule:
-        """Return the schedule of least peak found with a stall of at most ``slower`` times the duration."""
+        """Return the schedule with the lowest peak found whose stall is at most ``slower`` times the step."""
         best = self.without_stall()
         low, high = self.lowest_limit(), best.peak_bytes
         for _ in range(12):
@@ -216,14 +216,14 @@ class OffloadPlanner:
     ) -> list[PlannedSchedule]:
         """Return the best schedule for each limit, in the order of the limits.
 
-        A schedule that holds a lower limit also holds a higher one and is considered there.
+        A schedule for a lower limit is considered for higher limits, too.
 
         Args:
             limits: bytes.
             on_limit: called with each limit before planning for that limit.
 
         Raises:
-            PlanError: the lowest limit cannot be held.
+            PlanError: the lowest limit is infeasible.
         """
         found = dict[int, PlannedSchedule]()
         best = self.without_stall()
@@ -240,7 +240,7 @@ class OffloadPlanner:
         return [found[limit] for limit in limits]
 
     def check_limit(self, limit: int) -> None:
-        """Raise a PlanError if no schedule can hold the limit."""
+        """Raise a PlanError if the limit is infeasible."""
         floor, op = self.floor()
         if limit < floor:
             touched = int(self.step.working_set[op])
@@ -255,13 +255,13 @@ class OffloadPlanner:
             )
 
     def _neighbours(self, order: NDArray[np.int32], tries: int) -> Iterator[NDArray[np.int32]]:
-        """Yield random variations of an order, with some absences moved or left out."""
+        """Yield random variations of an order, with some absences moved or omitted."""
         random = np.random.default_rng(0)
         places = np.arange(len(order), dtype=np.float64)
         for k, turn in enumerate(itertools.islice(itertools.cycle((0.02, 0.05, 0.1, 0.3)), tries)):
             moved = places + random.normal(0, turn * len(order) + 1, len(order))
             near = order[np.argsort(moved, kind="stable")]
-            # In every second dozen of tries, leave out random absences whatever their score.
+            # In every second dozen of tries, omit random absences of any score.
             yield near[random.random(len(order)) > turn] if k // 12 % 2 else near
 
     def _plan_order(
@@ -273,7 +273,10 @@ class OffloadPlanner:
         *,
         rounds: int | None = None,
     ) -> PlannedSchedule | None:
-        """Plan and replay this order; in a large step only if the predicted stall beats that of ``best``."""
+        """Plan and replay this order.
+
+        In a large step, only if the predicted stall is below that of ``best``.
+        """
         rows, release, fetch, stall, _ = self._native.plan(order, limit, rounds or self._rounds)
         large = self._rounds < self.tunables.rounds
         if not np.isfinite(stall):
@@ -295,7 +298,7 @@ class OffloadPlanner:
         )
 
     def _cost(self, planned: PlannedSchedule) -> tuple[float, int]:
-        """Return the stall in seconds, then the bytes moved, with those that a move's host time is worth."""
+        """Return the stall in seconds, then the bytes moved plus the price of each move in bytes."""
         did, moves = planned.replayed, len(planned.schedule)
         return planned.stall_seconds, did.moved_bytes + did.returned_bytes + moves * self.tunables.move_bytes
 
@@ -331,7 +334,7 @@ class OffloadPlanner:
         return None if found.stall_seconds > planned.stall_seconds * (1 + 1e-9) else found
 
     def _within_host(self, found: PlannedSchedule) -> PlannedSchedule | None:
-        """Return ``found`` within the host limit, if need be with later copies, or None if impossible."""
+        """Return ``found`` within the host limit, if necessary with later copies, or None if impossible."""
         if self.host_limit is None or found.replayed.host_bytes <= self.host_limit:
             return found
         later = delay_offloads(self.step, self.link, found.schedule, found.replayed.wait)
@@ -339,7 +342,7 @@ class OffloadPlanner:
         return made if made.replayed.host_bytes <= self.host_limit else None
 
     def _least_peak(self, name: str, order: NDArray[np.int32], best: PlannedSchedule) -> PlannedSchedule:
-        """Return the schedule of least peak that this order reaches without stall, or ``best`` if lower."""
+        """Return the schedule of this order with the lowest peak without stall, or ``best`` if lower."""
         low, high = self.lowest_limit() - 1, best.peak_bytes
         made = None
         target = high - high // 1000 - 1
@@ -368,11 +371,11 @@ class OffloadPlanner:
         fetch: NDArray[np.int64],
         out: NDArray[np.int64] | None = None,
     ) -> PlannedSchedule:
-        """Convert native columns to a schedule on the step's own operations and replay that schedule."""
+        """Convert native columns to a schedule of the step's operations, and replay the schedule."""
         order = np.argsort(self.absences.use[rows], kind="stable")
         rows, k, a = rows[order], len(self.step), self.absences
         source, asked = a.source[rows], a.last[rows]
-        if out is not None:  # asked for when the group ends
+        if out is not None:  # requested at the group's end
             ended = self._groups.operations(out[order] + 1, k) - 1
             asked = np.where(out[order] > self._groups.absences.last[rows], ended, asked)
         schedule = Schedule(
@@ -384,7 +387,7 @@ class OffloadPlanner:
             a.use[rows],
             (source < 0) | ~np.isin(source, rows),
         )
-        return self._judged(name, limit, schedule)
+        return self._judge(name, limit, schedule)
 
 
 def _resting(step: Step, least_bytes: int, host_limit: int | None) -> NDArray[np.int64]:

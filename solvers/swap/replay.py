@@ -1,4 +1,4 @@
-"""Judge of offload schedules: replays a schedule in time. Shares no code with the planner."""
+"""Judge of offload schedules: replays a schedule in time, without code of the planner."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from solvers.swap.schedule import Schedule
     from solvers.swap.step import Step
 
-#: Turns of a circle that are replayed at most; the average of the later half then counts as the pace.
+#: Most replayed turns of a circle; after so many, the average of the later half is the turn's duration.
 _MOST_TURNS = 64
-#: Relative difference below which two successive turns count as alike.
+#: Relative difference below which two successive turns count as equal.
 _ALIKE = 1e-9
 # Events at one operation, in the order in which they are handled.
 _RELEASE, _FETCH, _USE, _OUT = range(4)
@@ -31,8 +31,8 @@ class ReplayResult:
     Attributes:
         load: int64[K], bytes on the device during each operation.
         wait: float64[K], seconds that each operation waits for copies before starting.
-        stall_seconds: seconds by which the step is longer than the sum of the operations.
-        iteration_seconds: duration of the step; on a circle, in the long run.
+        stall_seconds: duration of the step in excess of the sum of the operations.
+        iteration_seconds: duration of the step; on a circle, in steady state.
         host_load: int64[K], bytes held on the host during each operation.
         moved_bytes: bytes copied to the host in a step.
         returned_bytes: bytes copied to the device.
@@ -58,11 +58,11 @@ class ReplayResult:
 
 
 def replay(step: Step, link: Link, schedule: Schedule) -> ReplayResult:
-    """Check and replay a schedule: once on a line, on a circle until successive turns are alike.
+    """Check and replay a schedule: once on a line, on a circle until successive turns are equal.
 
     Raises:
-        PlanError: naming the impossible move: a buffer away while accessed or not alive, copied while in
-            use, moved twice at a time, or dropped although the host has no copy.
+        PlanError: naming the impossible move: of a buffer that is accessed or not alive meanwhile, a copy
+            during an access, two moves at a time, or a release without a host copy.
     """
     earlier = _check(step, schedule)
     size = step.size[schedule.buffer]
@@ -74,7 +74,7 @@ def replay(step: Step, link: Link, schedule: Schedule) -> ReplayResult:
         wait=wait,
         stall_seconds=max(duration - step.duration, 0.0) if wait.any() or duration > step.duration else 0.0,
         iteration_seconds=duration,
-        host_load=step.spread(*_held(step, schedule, earlier), size) + rests,
+        host_load=step.spread(*_host_intervals(step, schedule, earlier), size) + rests,
         moved_bytes=int(size[schedule.copied].sum()),
         returned_bytes=int(size.sum()),
     )
@@ -87,7 +87,7 @@ def _fail(step: Step, schedule: Schedule, wrong: NDArray[np.bool_], what: str) -
 
 
 def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
-    """Raise a PlanError if a move is impossible; return `_earlier` of the moves."""
+    """Raise a PlanError if a move is impossible; return `_valid_copies` of the moves."""
     s, k = schedule, len(step)
     if (
         len(
@@ -104,18 +104,18 @@ def _check(step: Step, schedule: Schedule) -> NDArray[np.int64]:
     _fail(step, s, s.fetch <= s.release, "is back before it is away")
     _fail(step, s, s.use < s.fetch, "is used before it is back")
     _fail(step, s, (s.use >= k) if not step.circular else (s.use > s.last + k), "is back after the step")
-    before, after = _around(step, s)
+    before, after = _access_rows(step, s)
     rows = np.lexsort([s.last, s.buffer])
     twice = np.zeros(len(s), np.bool_)
     twice[rows[1:]] = (s.buffer[rows[1:]] == s.buffer[rows[:-1]]) & (s.last[rows[1:]] == s.last[rows[:-1]])
     _fail(step, s, twice, "is made twice")
-    earlier = _earlier(step, s, before, after)
+    earlier = _valid_copies(step, s, before, after)
     _fail(step, s, ~s.copied & (earlier < 0), "is dropped although the host has no copy")
-    _rested(step, s.resting)
+    _check_resting(step, s.resting)
     return earlier
 
 
-def _rested(step: Step, rows: NDArray[np.int64]) -> None:
+def _check_resting(step: Step, rows: NDArray[np.int64]) -> None:
     """Raise a PlanError unless every resting buffer is persistent, never accessed and listed once."""
     if ((rows < 0) | (rows >= len(step.size))).any():
         raise PlanError("no buffer rests that the step does not have")
@@ -126,11 +126,10 @@ def _rested(step: Step, rows: NDArray[np.int64]) -> None:
         raise PlanError("a buffer rests twice")
 
 
-def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _access_rows(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of each move's accesses at ``last`` and ``use``, consecutive in one lifetime."""
     k, owner, op = len(step), step.access_buffer, step.access_op
-    # Add a turn if the access belongs to the buffer's instance of the turn before, which began later in its
-    # turn.
+    # Add a turn if the access belongs to the previous turn's instance, which began later in its turn.
     turn = np.where(~step.persistent[s.buffer] & (s.last < step.start[s.buffer]), k, 0)
     width = int(max(op.max(initial=0), k)) + k + 1
     key, asked = owner * width + op, s.buffer * width + s.last + turn
@@ -149,13 +148,14 @@ def _around(step: Step, s: Schedule) -> tuple[NDArray[np.int64], NDArray[np.int6
     return before, after
 
 
-def _earlier(
+def _valid_copies(
     step: Step, s: Schedule, before: NDArray[np.int64], after: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return for each move the earlier move whose host copy is still valid, or -1, int64[q].
 
-    This is the move of the preceding absence, if only reads lie between. The copy of a persistent buffer may
-    stem from the turn before. ``before`` and ``after`` are the rows of each move's accesses.
+    The earlier move is that of the preceding absence, if there are only reads in between. The copy of a
+    persistent buffer may be from the previous turn. ``before`` and ``after`` are the rows of each move's
+    accesses.
     """
     returned = np.full(len(step.access_op), -1, np.int64)
     returned[after] = np.arange(len(s))
@@ -168,7 +168,9 @@ def _earlier(
     return np.where(at < low, -1, returned[at])
 
 
-def _held(step: Step, s: Schedule, earlier: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _host_intervals(
+    step: Step, s: Schedule, earlier: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the operations [start, end) in which the host keeps each move's copy."""
     k = max(len(step), 1)
     since = s.last - (s.last - s.use[earlier]) % k + 1  # after the access that ended the earlier move
@@ -198,10 +200,10 @@ class _Clock:
             )
             for row, (op, first) in enumerate(zip(ops.tolist(), firsts.tolist(), strict=True))
         )
-        # End times of each move's copies in even and in odd turns: no copy takes more than a turn.
+        # End times of each move's copies in even and in odd turns, as no copy takes more than a turn.
         self._ready = [[[0.0] * len(s) for _ in range(2)] for _ in range(2)]
         self._begins: list[float] = step.begins.tolist()
-        self._free = [0.0, 0.0]  # when each engine has finished all copies requested so far
+        self._free = [0.0, 0.0]  # time at which each engine has finished its queue
 
     def run(self) -> tuple[NDArray[np.float64], float]:
         """Return the waits of the last replayed turn and the duration of a turn."""
@@ -219,18 +221,18 @@ class _Clock:
                 break
         else:  # turns may alternate in length
             duration = (ends[-1] - ends[_MOST_TURNS // 2]) / (_MOST_TURNS - 1 - _MOST_TURNS // 2)
-        # Engines that fall behind delay every turn in the end, however many turns pass until then.
+        # Engines that fall behind finally delay every turn.
         return wait, max(duration, pace)
 
     def _turn(self, turn: int, begin: float) -> tuple[NDArray[np.float64], float]:
         begins, wait = self._begins, [0.0] * (len(self._begins) - 1)
         (out_ready, in_ready), free = self._ready, self._free
         engine = 1 if self._duplex else 0
-        late = begin  # delay against the operations' own times
+        late = begin  # accumulated delay
         for op, what, _, row, turns in self._events:
-            moved = turn - turns  # the turn in which the move began
+            moved = turn - turns  # turn of the move's beginning
             if moved < 0:
-                continue  # began before the first turn: complete
+                continue  # complete before the first turn
             if what == _OUT:
                 now = begins[op + 1] + late
                 if seconds := self._out[row]:

@@ -1,4 +1,4 @@
-"""Schedule of offloads and reloads: the moved buffers and the operations at which copies begin and end."""
+"""Schedule of offloads and reloads: moved buffers, and the operations at which copies begin and end."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Table of moves, one row for each offload and reload of a buffer; and the resting buffers.
+    """Table of moves, one row for each offload with its reload; and the resting buffers.
 
-    The columns of moves are int64 and have q rows.
+    The columns of moves are int64[q]. After operation ``out``, the program requests the copy to the host.
+    Before operation ``release``, the program waits for this copy and frees the device memory. Before
+    operation ``fetch``, the program allocates device memory and requests the copy to the device. Before
+    operation ``use``, the program waits for this second copy. So the memory depends only on the order of
+    operations; the speed of the link affects only the waits.
 
-    After operation ``out``, the copy to the host is requested. Before operation ``release``, the program
-    waits for this copy and frees the device memory. Before operation ``fetch``, device memory is allocated
-    again and the copy to the device is requested. Before operation ``use``, the program waits for this second
-    copy. So the memory depends on the order of operations alone, whatever the link does; the link decides
-    only who waits.
-
-    Copies of one direction are made in the order of their requests; requests at the same operation are
-    ordered by ``release`` or by ``use``, then by row. So the copy that is waited for first is made first,
-    except among moves that began in different turns of a circle: these numbers count from the turn of each
+    The link makes the copies of one direction in the order of their requests; requests at the same operation
+    are ordered by ``release`` or by ``use``, then by row. So the copy with the earliest wait is first, except
+    for moves that began in different turns of a circle, since these numbers are relative to the turn of each
     move.
 
     Attributes:
         buffer: row of the buffer in the step.
-        last: operation of the last access before, 0 <= last < K; last <= out < release < fetch <= use.
+        last: operation of the previous access, 0 <= last < K; last <= out < release < fetch <= use.
         out: operation after which the copy to the host is requested.
         release: operation before which the device memory is freed.
         fetch: operation before which the copy to the device is requested.
         use: operation of the next access; on a circle this may lie in the next turn, and be K or more.
-        resting: rows in the step of persistent buffers that no operation accesses: on the host all the time,
-            from before the first turn.
-        copied: bool, False if the host still has the contents, because they were reloaded at the end of the
-            preceding absence of the buffer and not written since. Then nothing is copied out.
+        resting: rows in the step of persistent buffers that no operation accesses, and that are always on the
+            host.
+        copied: bool; False if the host copy is still valid, since the buffer was not written after the reload
+            of its preceding absence. Then nothing is copied out.
     """
 
     buffer: NDArray[np.int64]
@@ -83,7 +81,7 @@ class PlannedSchedule:
         schedule: the moves.
         replayed: the result of replaying the schedule.
         method: the order of absences that led to the schedule, such as "early".
-        predicted_stall: the native planner's prediction in seconds, as if no host copy could be reused.
+        predicted_stall: the native planner's prediction in seconds, without reuse of host copies.
     """
 
     limit_bytes: int
@@ -99,5 +97,5 @@ class PlannedSchedule:
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds by which waiting lengthens the step."""
+        """Seconds that waits add to the step."""
         return self.replayed.stall_seconds

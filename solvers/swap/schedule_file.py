@@ -23,7 +23,7 @@ class StepSelection:
 
     Attributes:
         window: rows [first, end) of one iteration of a circle; None for all events on a line.
-        bandwidth: bytes a second from which operation times are computed; None for the recorded times.
+        bandwidth: bytes per second for computed operation times; None for the recorded times.
         device: the device, in a trace of several; None in a trace of one.
     """
 
@@ -61,7 +61,7 @@ def move_rows(step: Step, schedule: Schedule, most: int | None = None) -> list[d
 
 
 def resting_rows(step: Step, schedule: Schedule) -> list[dict[str, Any]]:
-    """Return the buffers that stay on the host all the time as rows, the largest first."""
+    """Return the resting buffers as rows, the largest first."""
     rows = sorted(schedule.resting.tolist(), key=lambda row: (-int(step.size[row]), row))
     return [{"buffer": int(step.ids[row]), "row": row, "size_bytes": int(step.size[row])} for row in rows]
 

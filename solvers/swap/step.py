@@ -1,4 +1,4 @@
-"""A step in time: the duration of the operations and the buffers that each one touches."""
+"""A step in time: the duration of each operation, and the buffers that it accesses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS: Mapping[str, Any] = types.MappingProxyType(
         "access_writes": np.bool_,
     }
 )
-#: Most turns that a lifetime may span: a longer-lived buffer cannot be described by a step of one iteration.
+#: Most turns that a lifetime may span in a step of one iteration.
 _MOST_TURNS = 64
 
 
@@ -38,10 +38,9 @@ _MOST_TURNS = 64
 class Step:
     """Sequence of K operations with n buffers and m accesses; read-only columns.
 
-    Time is the index of an operation. Memory is counted by operation: a buffer takes memory from the start of
-    the operation that allocates it to the end of the operation that frees it. With ``circular`` the step
-    repeats for ever: operation K is operation 0 of the next turn, and the lifetime of a buffer may reach into
-    later turns.
+    Time is the index of an operation. A buffer takes memory from the start of the operation that allocates it
+    to the end of the operation that frees it. A ``circular`` step repeats: operation K is operation 0 of the
+    next turn, and the lifetime of a buffer may reach into later turns.
 
     Attributes:
         seconds: float64[K], duration of each operation, without waiting.
@@ -151,7 +150,7 @@ class Step:
 
     @cached_property
     def working_set(self) -> NDArray[np.int64]:
-        """Bytes of the buffers that each operation touches, needed on the device meanwhile, int64[K]."""
+        """Bytes of the buffers that each operation accesses, int64[K]."""
         result = np.zeros(len(self), np.int64)
         np.add.at(result, self.access_op % max(len(self), 1), self.size[self.access_buffer])
         return result
@@ -164,7 +163,7 @@ class Step:
         return np.flatnonzero(self.persistent & ~touched & (self.size > 0))
 
     def without(self, rows: NDArray[np.int64]) -> Step:
-        """Return the same step with the size of these buffers set to 0 bytes."""
+        """Return a copy in which these buffers have 0 bytes."""
         size = self.size.copy()
         size[rows] = 0
         columns = {name: getattr(self, name) for name in _COLUMNS} | {"size": size}
@@ -176,6 +175,6 @@ class Step:
         return f"{op % len(self)} ({self.names[index]})" if index >= 0 else str(op % len(self))
 
     def with_seconds(self, seconds: NDArray[np.float64]) -> Step:
-        """Return the same step with other operation times."""
+        """Return a copy with other operation times."""
         columns = {name: getattr(self, name) for name in _COLUMNS} | {"seconds": seconds}
         return Step(**columns, names=self.names, circular=self.circular)

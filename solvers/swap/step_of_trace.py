@@ -31,23 +31,23 @@ def step_of(
 ) -> Step:
     """Return the step of a trace.
 
-    Successive events with the same name and time form one operation. If the times are of events and not of
-    operations, events of one name with no allocation between them form one operation, whose working set is
-    then never smaller than that of the true operation. An operation lasts until the next one begins.
+    Successive events with the same name and time form one operation. If times belong to events instead of
+    operations, successive events of one name without an allocation in between form one operation; its working
+    set is at least that of the true operation. An operation lasts until the next operation begins.
 
     Args:
         trace: a trace with reads and writes, of one device.
-        window: rows [first, end) of the iteration; by default the last but one that the trace's marks delimit
-            (the last one shows which buffers are freed later), or the only one.
+        window: rows [first, end) of the iteration; by default the second-last iteration between the trace's
+            marks (the last one shows later frees), or the only iteration.
         whole: take all events on a line.
-        bandwidth: bytes a second; each operation lasts as long as the touched bytes take at this rate,
-            instead of the recorded time.
+        bandwidth: bytes per second; the duration of each operation is its accessed bytes divided by this
+            rate, instead of the recorded time.
         seconds: function that returns the seconds of each operation of the step, instead of the recorded
             times.
 
     Raises:
-        PlanError: the trace has no accesses, or no time passes in the trace, or the times say nothing of a
-            device (metadata ``clock`` is "none") and neither ``bandwidth`` nor ``seconds`` is given.
+        PlanError: the trace has no accesses, or all times are equal or meaningless (metadata ``clock`` is
+            "none") and neither ``bandwidth`` nor ``seconds`` is given.
         TraceError: the trace contradicts itself.
     """
     trace.validate()
@@ -76,10 +76,10 @@ def step_of(
 
 
 def iteration_of(trace: Trace) -> tuple[int, int] | None:
-    """Return rows [first, end) of the last but one iteration, delimited by marks.
+    """Return the rows [first, end) of the second-last iteration, delimited by marks.
 
     Delimiting marks are named "step" or "begin" or have no name. Return None if the trace has fewer than two
-    whole iterations: then nothing proves that iterations are alike.
+    whole iterations, since one iteration does not prove a repetition.
     """
     marks = np.flatnonzero(trace.kind == EventType.MARK)
     names = ["step" if o < 0 else trace.names[o] for o in trace.operation[marks].tolist()]
@@ -135,13 +135,13 @@ def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: boo
     frees = np.flatnonzero(trace.kind == EventType.FREE)
     freed[trace.births[frees]] = ops.of_row[frees] + 1
     start, end = ops.of_row[alloc] - low, np.where(freed[alloc] == _NEVER, _NEVER, freed[alloc] - low)
-    # Buffers allocated before the first operation are alive from the beginning.
+    # Buffers from before the first operation live from the beginning.
     early = ops.of_row[alloc] < low
     stays = early & (end >= k) if circular else np.zeros(len(alloc), np.bool_)
     keep = stays | (~early & (start < k)) if circular else (end > 0) & (start < k)
     if not circular:
         start, end = np.maximum(start, 0), np.minimum(end, k)
-    end = np.where(end == _NEVER, k, end)  # never freed in the trace: ends with the iteration at the latest
+    end = np.where(end == _NEVER, k, end)  # without a free: to the iteration's end
     start, end = np.where(stays, 0, start), np.where(stays, k, np.maximum(end, start + 1))
     alloc, start, end, stays = alloc[keep], start[keep], end[keep], stays[keep]
     owner, op, writes = _accesses(trace, ops, alloc, low, np.where(stays, k, end))
@@ -165,7 +165,7 @@ def _cut(trace: Trace, ops: _Operations, rows: tuple[int, int], *, circular: boo
 def _accesses(
     trace: Trace, ops: _Operations, alloc: NDArray[np.int64], low: int, end: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return buffer, operation and write flag of each access to the given allocations, each pair once."""
+    """Return (buffer, operation, write flag) of the accesses to the given allocations, without duplicates."""
     row_of = np.full(len(trace), -1, np.int64)
     row_of[alloc] = np.arange(len(alloc))
     touched = np.flatnonzero((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))

@@ -1,10 +1,10 @@
-"""Changes of transfer times in a schedule that move no other buffers.
+"""Changes of the transfer times in a schedule, with the same moved buffers.
 
-`delay_offloads` lets the host hold fewer copies at once, and `advance_reloads` fetches earlier where
-operations waited. `reduce_fragmentation` searches for a schedule of equal stall whose buffers are placed with
-fewer gaps: a schedule fills memory to its limit wherever that gives a copy more time, and a step that is full
-everywhere is hard to place. So first no buffer stays on the device for longer than its copies need; then
-other schedules of the same stall are placed, too.
+`delay_offloads` reduces the copies that the host holds at once, and `advance_reloads` requests reloads
+earlier if operations waited. `reduce_fragmentation` searches for a schedule of equal stall with fewer gaps
+between placed buffers. Schedules use free memory up to the limit to give copies more time, and a step with a
+load always at the limit is hard to place. So the search first shortens each buffer's stay on the device to
+the need of its copies, and then places other schedules of equal stall.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLACK = 1e-9
 
 
 def delay_offloads(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.float64]) -> Schedule:
-    """Request copies to the host as late as lets them end by ``release``: the host then holds fewer at once.
+    """Request copies to the host as late as ``release`` permits, so that the host holds fewer at once.
 
     Args:
         step: the step.
@@ -50,7 +50,7 @@ def delay_offloads(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.
             at = int(s.release[row]) % k
             free = min(free, float(starts[at])) - float(seconds[row]) - 1e-9
             behind = int(free // turn_seconds) if step.circular and turn_seconds else 0
-            # The last operation that has ended by the latest start of the copy.
+            # The last operation that ends before the latest start of the copy.
             ended = int(np.searchsorted(ends, free - behind * turn_seconds, side="right")) - 1
             latest = ended + behind * k + int(s.release[row]) - at
             out[row] = min(max(latest, int(s.last[row])), int(s.release[row]) - 1)
@@ -58,7 +58,7 @@ def delay_offloads(step: Step, link: Link, schedule: Schedule, wait: NDArray[np.
 
 
 def advance_reloads(step: Step, schedule: Schedule, waited: NDArray[np.float64], limit: int) -> Schedule:
-    """Request reloads earlier if they were waited for, as far as the limit allows.
+    """Request reloads with waits earlier, within the limit.
 
     The rule of Capuchin (Peng et al., ASPLOS 2020, section 4.4): a reload that one iteration waited for is
     requested earlier in the next.
@@ -101,7 +101,7 @@ def reduce_fragmentation(
         arena: function that returns the arena in bytes of a plan of the device's addresses.
         variations: number of other schedules considered.
         within: an arena of at most this factor times the peak of ``planned`` ends the search.
-        enough: an arena of at most so many bytes ends the search.
+        enough: an arena of at most this number of bytes ends the search.
     """
     best, least = planned, arena(planned.schedule)
     for found in _variations(planner, planned, variations):

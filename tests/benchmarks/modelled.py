@@ -21,7 +21,10 @@ def training_trace(
     momentum: float = 0.9,
     steps: int = 4,
 ) -> Trace:
-    """SGD with momentum, gradients set to none after the update; the batch is made anew for each step."""
+    """Return the trace of training steps with SGD with momentum.
+
+    Each step has a new batch and new gradients.
+    """
     with FakeTensorMode():
         net = model()
         parameters = net.parameters()

@@ -20,7 +20,10 @@ RESNET = {
 
 
 def vgg(depth: int, *, cifar: bool = True, inplace: bool = True, norm: bool = True) -> nn.Module:
-    """Simonyan and Zisserman 2015; with batch norm and one linear layer at the end at CIFAR's size."""
+    """Return a VGG (Simonyan and Zisserman 2015).
+
+    At CIFAR's size with batch norm and one final linear layer.
+    """
     layers: list[nn.Module] = []
     before = 3
     for width in VGG[depth]:
@@ -69,7 +72,7 @@ class _Block(nn.Module):
 
 
 def resnet(depth: int, *, cifar: bool = True, inplace: bool = True, classes: int = 10) -> nn.Module:
-    """He et al. 2016; at CIFAR's size with a first layer of 3x3 and no pooling."""
+    """Return a ResNet (He et al. 2016); at CIFAR's size with a first layer of 3x3 and no pooling."""
     deep = depth >= 50
     stem: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False)]
     if not cifar:

@@ -1,14 +1,14 @@
-"""Training within less memory on a modelled GPU: PyTorch's ways beside ours, time of a step and peak.
+"""Time of a step and peak memory of PyTorch's offloading and of this project's, on a modelled GPU.
 
     python tests/benchmarks/offload.py [--card H100] [--link pcie5] [--only MODEL ...] [--ways WAY ...]
     python tests/benchmarks/offload.py --loops
 
 Needs a CUDA build of PyTorch and a C++ compiler, and no GPU: each run is a process on the stand-in, whose
 kernels take the roofline's time of the card and whose copies take the link's (`mempool.rehearsal.clock`). The
-host takes no time. First come the peers, then ours within the peak of each of them, and within shares of the
-plain peak. *Predicted* is the time without a limit, and what our plan adds to it. Compiled graphs run
-operation by operation, as the stand-in has no compiler. A way that fails prints its error. The second form
-prints the loops of `tests/gpu` beside an H100's times.
+host takes no time. The peers run first, then this project's pool within the peak of each peer and within
+fractions of the plain peak. *Predicted* is the step time without a limit plus the stall of the plan. Compiled
+graphs run operation by operation, as the stand-in has no compiler. A failed run prints its error. The second
+form prints the step times of the loops of `tests/gpu`, compared with an H100's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from models import Model
 
 PEERS = ("save_on_cpu", "offload", "checkpoint", "budget 0.5", "budget 0.1")
-UNMATCHED = ("compiled", "save_on_cpu, pageable")  #: ways whose peak is that of another one
+UNMATCHED = ("compiled", "save_on_cpu, pageable")  #: methods with the same peak as another method
 OURS = ("ours", "ours, compiled")
 SHARES = (0.8, 0.6, 0.4)
 HOST_BYTES = 256 << 30  #: address space for copies; nothing is written to it
@@ -55,12 +55,12 @@ def _hooks(way: str) -> Any:
 def _loss(way: str, model: Model, limit: int | None) -> Any:
     """Return the function of a batch's loss, compiled for ways that compile."""
     import torch
-    from rewriting_peers import compiled
+    from rewriting_peers import compile_arguments
 
     if way not in ("compiled", "ours, compiled") and not way.startswith("budget"):
         return model.loss
     state = 2 * sum(one.nbytes for one in model.parameters())
-    options = compiled(way.removesuffix(", compiled"), "cuda", limit, state, "eager")
+    options = compile_arguments(way.removesuffix(", compiled"), "cuda", limit, state, "eager")
     if way == "ours, compiled":
         options["options"]["host_limit"] = HOST_BYTES
     return torch.compile(model.loss, **options)

@@ -1,4 +1,4 @@
-"""Baselines that offload activations: hooks on saved tensors, on CUDA and on the CPU.
+"""Baselines that offload activations by hooks on saved tensors, on CUDA and on the CPU.
 
 On the CPU the host's memory is taken past the pool, which stands for the device; what comes back is a copy.
 """
@@ -17,12 +17,12 @@ from mempool import _core
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Smaller tensors stay: what torchtune does.
+#: Size in bytes of the smallest offloaded tensor, as in torchtune.
 LEAST_BYTES = 1024
 
 
 def saved_on_host(device: str) -> saved_tensors_hooks:
-    """PyTorch's ``save_on_cpu``, whose copies are waited for."""
+    """Return PyTorch's ``save_on_cpu``, which waits for its copies."""
     if device == "cuda":
         return save_on_cpu(pin_memory=True)
 
@@ -34,23 +34,23 @@ def saved_on_host(device: str) -> saved_tensors_hooks:
 
 
 class Copier(Protocol):
-    """One copy after the other, beside the computation."""
+    """Copies tensors one after the other, in parallel with the computation."""
 
-    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Begin a copy to the host; what it becomes, and what waits for it."""
+    def offload(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Start a copy to the host; return the copy and a function that waits for it."""
 
-    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A copy on the device, there for what is computed next."""
+    def reload(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a copy on the device, complete for operations that are queued later."""
 
 
 class Stream:
-    """Copies on one CUDA stream, into page-locked memory."""
+    """Copies tensors on one CUDA stream, into page-locked memory."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
 
-    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Begin a copy to the host."""
+    def offload(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Start a copy to the host."""
         copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         compute = torch.cuda.current_stream()
         self._stream.wait_stream(compute)
@@ -59,8 +59,8 @@ class Stream:
         copied = self._stream.record_event()
         return copy, lambda: torch.cuda.current_stream().wait_event(copied)
 
-    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A copy on the device."""
+    def reload(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a copy on the device."""
         tensor = torch.empty_like(copy, device=device, pin_memory=False)
         compute = torch.cuda.current_stream()
         self._stream.wait_stream(compute)
@@ -71,19 +71,19 @@ class Stream:
 
 
 class Thread:
-    """Copies in one thread."""
+    """Copies tensors in one thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
 
-    def out(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Begin a copy past the pool."""
+    def offload(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """Start a copy to memory outside the pool."""
         with _core.Bypass():
             copy = torch.empty_like(tensor)
         return copy, self._thread.submit(copy.copy_, tensor).result
 
-    def back(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A copy in the pool."""
+    def reload(self, copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a copy in the pool."""
         tensor = torch.empty_like(copy, device=device)
         self._thread.submit(tensor.copy_, copy).result()
         return tensor
@@ -91,7 +91,7 @@ class Thread:
 
 @dataclass
 class Saved:
-    """A tensor that autograd saved: here while the last ones are, then its copy."""
+    """A tensor that autograd saved, kept on the device at first (``here``), and its copy on the host."""
 
     here: torch.Tensor | None
     copy: torch.Tensor
@@ -100,7 +100,7 @@ class Saved:
 
 
 class LastKept(saved_tensors_hooks):
-    """Activations leave as they are saved, and the last few are kept until those after them have left.
+    """Offload activations when autograd saves them, and keep the last few on the device as well.
 
     The rule of torchtune's ``OffloadActivations`` with a stream: parameters and small tensors stay, what
     is still there is used, the rest comes back when it is asked for, one after the other.
@@ -110,9 +110,9 @@ class LastKept(saved_tensors_hooks):
         self._copier = copier
         self._most = kept
         self._kept: list[Saved] = []
-        super().__init__(self._leave, self._come)
+        super().__init__(self._offload, self._reload)
 
-    def _leave(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
+    def _offload(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
         if isinstance(tensor, torch.nn.Parameter) or tensor.nbytes < LEAST_BYTES:
             return tensor
         while len(self._kept) >= self._most:
@@ -120,16 +120,16 @@ class LastKept(saved_tensors_hooks):
             first.wait()
             first.here = None
         with torch.no_grad():
-            saved = Saved(tensor, *self._copier.out(tensor.detach()), tensor.device)
+            saved = Saved(tensor, *self._copier.offload(tensor.detach()), tensor.device)
         self._kept.append(saved)
         return saved
 
-    def _come(self, saved: Saved | torch.Tensor) -> torch.Tensor:
+    def _reload(self, saved: Saved | torch.Tensor) -> torch.Tensor:
         if not isinstance(saved, Saved):
             return saved
         if saved.here is not None:
             return saved.here
-        return self._copier.back(saved.copy, saved.device)
+        return self._copier.reload(saved.copy, saved.device)
 
     def end_of_step(self) -> None:
         """Release the tensors kept for the step."""

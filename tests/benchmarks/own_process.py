@@ -13,12 +13,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
-#: Seconds after which a run is given up.
+#: Seconds after which a run is stopped.
 PATIENCE = 900
 
 
-def told(script: str, *arguments: Any) -> dict[str, Any]:
-    """What a script says last, as JSON, when it is given ``--one ARGUMENTS``; or what went wrong."""
+def run_separately(script: str, *arguments: Any) -> dict[str, Any]:
+    """Run a script with ``--one ARGUMENTS``; return the JSON of its last line, or its error."""
     command = [sys.executable, script, "--one", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode != 0:
@@ -28,13 +28,13 @@ def told(script: str, *arguments: Any) -> dict[str, Any]:
 
 
 def print_head(name: str) -> None:
-    """Begin the table of a model."""
+    """Print the head of a model's table."""
     print(f"\n### {name}\n\n| way | limit MB | peak MB | of plain | ms a step | slower | losses |")
     print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
 
 
 def print_row(rows: dict[str, dict[str, Any]], label: str, limit: int | None) -> None:
-    """Print a run beside the run of the plain program."""
+    """Print the results of a run, relative to the run of the plain program."""
     row, plain = rows[label], rows["plain"]
     if "error" in row:
         print(f"| {label} | {row['error']} |", flush=True)
@@ -52,7 +52,7 @@ def print_row(rows: dict[str, dict[str, Any]], label: str, limit: int | None) ->
 
 
 def models(device: str) -> dict[str, tuple[Callable[[], Any], int]]:
-    """Constructor and batch of each model that is compared with peers."""
+    """Return the constructor and batch size of each model of the comparison."""
     from models import GPT, ResNet, UNet
 
     if device == "cpu":
@@ -81,22 +81,23 @@ def compare(
     matched: Sequence[str],
     shares: Sequence[float] = (),
 ) -> dict[str, dict[str, Any]]:
-    """Run peers, then ours in the peak of each matched peer and in shares of the plain peak; print the table.
+    """Print the table of a model: runs of the peers, then of this project's pool within limits.
 
     Args:
-        script: the benchmark; gets a peer, the name, the device, a limit and ``more``.
-        name: of the model.
+        script: script of the benchmark; its arguments are a method, the name, the device, a limit and
+            ``more``.
+        name: name of the model.
         device: kind of device.
         more: further arguments of each run.
-        peers: others' ways, "plain" among them.
-        matched: the peers in whose peak ours runs.
-        shares: of the plain peak.
+        peers: methods of other projects, "plain" among them.
+        matched: peers whose peak is a limit of the pool.
+        shares: further limits of the pool, as fractions of the plain peak.
     """
     print_head(name)
     rows: dict[str, dict[str, Any]] = {}
 
     def measure(label: str, way: str, limit: int | None = None) -> None:
-        rows[label] = told(script, way, name, device, limit, *more)
+        rows[label] = run_separately(script, way, name, device, limit, *more)
         print_row(rows, label, limit)
 
     for way in peers:
@@ -119,7 +120,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def write(results: dict[str, Any], file: Path | None) -> dict[str, Any]:
-    """Write the rows of each model into a file where wanted, and return them."""
+    """Write the rows of each model into the file, if any, and return them."""
     if file is not None:
         file.write_text(json.dumps(results, indent=1) + "\n")
     return results

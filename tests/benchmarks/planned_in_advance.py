@@ -31,7 +31,7 @@ ACCURACY = 0.002  #: of the smallest limit, as a multiple of the peak live bytes
 
 
 def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -> dict[str, Any]:
-    """Train one loop in this process; return its bytes, and whether memory ran out."""
+    """Train one loop in this process; return the measured bytes, and whether training ran out of memory."""
     import torch
     import worker
     from workloads import PERIODS
@@ -40,7 +40,7 @@ def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -
     worker.keep_within(limit)
     failed = False
     try:
-        step = worker.stepping(loop, pool)
+        step = worker.training_step(loop, pool)
         for number in range(PERIODS[loop][0]):
             if pool is not None:
                 pool.plan_now()  # steps take no time here: a thread would plan late

@@ -36,7 +36,7 @@ from traces.buffers import Buffers
 
 BENCH = Path(__file__).parents[3] / "shared" / "bench" / "minimalloc"
 CAPACITY = 1_048_576
-#: Processor seconds after which a solver is given up.
+#: Limit on the processor seconds of a solver.
 PATIENCE = 20.0
 
 
@@ -154,11 +154,12 @@ def large(_: range, __: int) -> None:
 def millions(_: range, __: int) -> None:
     """Print training-shaped instances with seed 0, each in a separate process.
 
-    Resident is the most that all of the process had, from its start to the plan: the buffers are made in it.
+    *Resident* is the high-water mark of the process from its start to the plan, the creation of the buffers
+    included.
     """
     head("buffers", "s until 1.0005", "s to the end", "ratio", "resident GB", "goal")
     for n, limit in ((10**6, 0.5), (2 * 10**6, None), (4 * 10**6, None), (10**7, 8.0)):
-        said = own_process.told(__file__, n)
+        said = own_process.run_separately(__file__, n)
         if "error" in said:
             row(f"{n:,}", said["error"], "-", "-", "-", "-")
             continue
@@ -232,7 +233,7 @@ PARTS: dict[str, Callable[[range, int], None]] = {
     "proofs": proofs,
     "others": others,
 }
-#: Parts that take no gigabytes.
+#: Parts that need less than a gigabyte.
 USUAL = [name for name in PARTS if name != "millions"]
 
 

@@ -1,10 +1,10 @@
-"""Predicted against real, on the CPU: the peak that `fit` tells, and what the pool was really asked for.
+"""Peaks predicted by `fit`, compared with the peaks of real training on the CPU.
 
     python tests/benchmarks/predicted.py [--json FILE] [MODEL ...]
 
-Each model is trained in a process of its own with a pool installed (one thread; the second step counts),
-which sees every allocation, those inside of kernels too. The difference is explained by what is alive at the
-peak of two further steps and never seen by an operation there, and by where that peak is.
+Each model is trained in a separate process with one thread and a pool, which sees every allocation, also
+those inside kernels. The peak is that of the second step. Two further steps are recorded; the table lists the
+buffers alive at their peak that belong to no operation, and the operation at the peak.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
-#: Model, changes of its job.
+#: (name of the model, changed attributes of its job).
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ResNet": ("resnet", {"batch": 32}),
     "U-Net": ("unet", {"batch": 16}),
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def job_of_run(name: str) -> Any:
-    """The job of a row."""
+    """Return the job of a row."""
     import torch
     from fit_jobs import job_of
 
@@ -53,8 +53,9 @@ def job_of_run(name: str) -> Any:
 def real(name: str) -> dict[str, Any]:
     """Return the peak bytes that a training process allocates, and the estimate made before.
 
-    The peak is the pool's own count: no mode is active, which would change what autograd does. Where it is,
-    and what of it no operation was given, two further steps under a recorder tell, whose peak may be another.
+    The peak is counted by the pool, without a dispatch mode, since a mode would change the behaviour of
+    autograd. The position of the peak, and the buffers of no operation, are those of two further steps under
+    a recorder, whose peak may differ.
     """
     import torch
 
@@ -92,7 +93,7 @@ def real(name: str) -> dict[str, Any]:
 
 
 def _steps(job: Any) -> Any:
-    """A plain loop: the model and its optimizer, then nothing after each step."""
+    """Train in a plain loop: yield the model and its optimizer first, and nothing after each step."""
     import contextlib
 
     import torch
@@ -114,7 +115,7 @@ def _steps(job: Any) -> Any:
 
 
 def _unseen(trace: Any, event: int) -> dict[str, int]:
-    """Bytes alive at an event of buffers that no operation was given, by the operation that ran."""
+    """Return the live bytes that are no operand of an operation, by the operation that allocated them."""
     import numpy as np
 
     from traces.buffers import buffers_of

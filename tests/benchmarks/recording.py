@@ -1,4 +1,4 @@
-"""What recording costs an operation of PyTorch, on real tensors on the CPU.
+"""Cost of recording, per operation of PyTorch, on real tensors on the CPU.
 
     python tests/benchmarks/recording.py [--model gpt] [--rounds 15]
 
@@ -28,7 +28,7 @@ from traces import EventType
 
 
 class Empty(TorchDispatchMode):
-    """Counts, and does nothing else."""
+    """A dispatch mode that counts operations."""
 
     count = 0
 

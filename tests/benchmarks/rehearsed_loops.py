@@ -4,7 +4,7 @@
 
 Needs a CUDA build of PyTorch, and no GPU. Each loop and allocator has a process of its own, in which
 `tests/gpu/worker.py` runs as on a GPU. The first table has the bytes that PyTorch reports without a limit,
-the second the outcome if the allocator may hold so many times the peak live bytes.
+the second the outcome within limits, which are multiples of the peak live bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def run(way: str, loop: str, limit: int | None = None) -> dict[str, Any]:
     import worker
 
     try:
-        return in_child(*((worker.train, way, loop) if limit is None else (worker.within, way, loop, limit)))
+        return in_child(
+            *((worker.train, way, loop) if limit is None else (worker.train_within, way, loop, limit))
+        )
     except SystemExit as error:
         return {"error": str(error).strip().splitlines()[-1]}
 

@@ -30,13 +30,13 @@ from solvers.swap import Link
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from link_bound import LinkBound
-from sized import Sized, largest
+from sized import StepFamily, largest
 
 TWELVE = Link.of_rate(12e9)
 
 
 class Classified(nn.Module):
-    """A model with its loss."""
+    """A model that returns its cross-entropy loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Classified(nn.Module):
 
 
 @cache
-def residual(depth: int) -> Sized:
-    return Sized(
+def residual(depth: int) -> StepFamily:
+    return StepFamily(
         lambda: Classified(resnet(depth, cifar=False, classes=1000)),
         lambda batch: (torch.empty(batch, 3, 224, 224), torch.empty(batch, dtype=torch.long)),
     )
@@ -72,18 +72,18 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %"
 
 
-def plainly(graph: Graph, limit: float) -> bool:
+def fits_without_rewriting(graph: Graph, limit: float) -> bool:
     return simulate(graph, TWELVE).peak_bytes <= limit
 
 
-def somehow(graph: Graph, limit: float) -> bool:
+def fits_with_rewriting(graph: Graph, limit: float) -> bool:
     return Decider(graph, TWELVE).least()[0] <= limit
 
 
-def ends(graph: Callable[[int], Graph], limit: float) -> tuple[int, int]:
-    """The largest batch that fits plainly, and the largest that fits somehow."""
-    plain = largest(lambda n: plainly(graph(n), limit), 4)
-    return plain, largest(lambda n: somehow(graph(n), limit), plain)
+def largest_batches(graph: Callable[[int], Graph], limit: float) -> tuple[int, int]:
+    """Return the largest batch that fits without rewriting, and the largest that fits with rewriting."""
+    plain = largest(lambda n: fits_without_rewriting(graph(n), limit), 4)
+    return plain, largest(lambda n: fits_with_rewriting(graph(n), limit), plain)
 
 
 def bound(graph: Graph, limit: float) -> float:
@@ -91,7 +91,7 @@ def bound(graph: Graph, limit: float) -> float:
     return LinkBound(graph_step(graph, offloadable(graph)).step, TWELVE).stall_seconds(int(limit))
 
 
-def decided(graph: Graph, limit: float, *, again: bool = True) -> Decision | str:
+def decide(graph: Graph, limit: float, *, again: bool = True) -> Decision | str:
     ways = {} if again else {"repeatable": np.zeros(len(graph.size), bool)}
     try:
         return Decider(graph, TWELVE, **ways).decide(int(limit))
@@ -99,14 +99,14 @@ def decided(graph: Graph, limit: float, *, again: bool = True) -> Decision | str
         return str(error)
 
 
-def slower(made: Decision | str, plain: float) -> str:
+def slowdown(made: Decision | str, plain: float) -> str:
     return "cannot" if isinstance(made, str) else percent(made.seconds - plain, plain)
 
 
 def row_of(graph: Graph, limit: float, *first: object) -> None:
-    """A graph within a limit."""
+    """Print the row of a graph within a limit."""
     begin = time.process_time()
-    ours = decided(graph, limit)
+    ours = decide(graph, limit)
     spent = time.process_time() - begin
     if isinstance(ours, str):
         row(*first, gb(limit), "cannot", ours)
@@ -117,10 +117,10 @@ def row_of(graph: Graph, limit: float, *first: object) -> None:
         gb(limit),
         f"{plain.seconds:.3f}",
         gb(plain.peak_bytes),
-        slower(ours, plain.seconds),
+        slowdown(ours, plain.seconds),
         percent(ours.stall_seconds, plain.seconds),
         percent(ours.simulation.recomputed_seconds, plain.seconds),
-        slower(decided(graph, limit, again=False), plain.seconds),
+        slowdown(decide(graph, limit, again=False), plain.seconds),
         percent(bound(graph, limit), plain.seconds),
         gb(ours.simulation.moved_bytes),
         f"{spent:.1f}",
@@ -137,16 +137,16 @@ def batches(*, quick: bool) -> None:
     head("ResNet-50 at 224, float32, nine tenths of 16e9 and 12e9 bytes", "batch", "of plain's", *COLUMNS)
     family = residual(50)
     for limit in (14.4e9, 10.8e9):
-        plain, most = ends(family.near, limit)
+        plain, most = largest_batches(family.interpolated_graph, limit)
         sizes = [int(times * plain) for times in (1, 1.5, 2, 3, 4.9)] + [most]
         for batch in (sizes[0], sizes[-2]) if quick else sizes:
-            row_of(family.at(batch), limit, batch, f"{batch / plain:.1f}x")
+            row_of(family.traced_graph(batch), limit, batch, f"{batch / plain:.1f}x")
 
 
 def deep(*, quick: bool) -> None:
     head("ResNet-152 at 224, batch 256", "batch", *COLUMNS)
     for limit in (14.4e9,) if quick else (14.4e9, 10.8e9):
-        row_of(residual(152).at(256), limit, 256)
+        row_of(residual(152).traced_graph(256), limit, 256)
 
 
 PARTS = {"batches": batches, "deep": deep}

@@ -1,12 +1,12 @@
-"""Rewriting beside what PyTorch has today, on the same models and budgets: peak, seconds, losses.
+"""Peak, step time and losses of graph rewriting, compared with PyTorch's own methods at the same limits.
 
     python tests/benchmarks/rewriting_peers.py [--device cuda] [--inner inductor] [--only MODEL ...]
 
-Each run is a process of its own with the pool, which counts the peak load; on CUDA PyTorch's own allocator
-does. First come the peers, then ours within the peak of each of them. Compiled graphs run operation by
-operation (``inner`` is "eager"), so that what differs is what is kept, moved and made again; or by inductor,
-beside its own budgets. Of a step the best time is told: on a CPU the processor's, of one core that does all;
-on CUDA the clock's.
+Each run is a separate process. The pool counts the peak load on the CPU, and PyTorch's allocator on CUDA. The
+peers run first, then this project's backend within the peak of each peer. With ``--inner eager`` compiled
+graphs run operation by operation, so that runs differ only in which values are kept, offloaded and
+recomputed; with ``--inner inductor`` the peers are inductor's memory budgets. The step time is the least of
+the timed steps: processor time of one core on the CPU, and wall-clock time on CUDA.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ PEERS = (
     "offloading",
     *BUDGETED,
 )
-#: Who is compared with us where inductor compiles; a run takes minutes.
+#: Peers of each inner backend; fewer for inductor, with which a run takes minutes.
 PEERS_OF = {"eager": PEERS, "inductor": ("plain", "compiled", *BUDGETED)}
 STEPS, TIMED = 9, 6
 
 
 def models(device: str) -> dict[str, tuple[Callable[[], Model], int]]:
-    """Constructor and batch of each model."""
+    """Return the constructor and batch size of each model."""
     return own_process.models(device) | ({"attention": (_attention, 64)} if device == "cpu" else {})
 
 
 def _attention() -> Model:
-    """Additive attention over 24 words."""
+    """Return a model of additive attention over 24 words."""
     import torch
     from models import Model
     from rewriting_networks import Additive
@@ -65,8 +65,8 @@ def _attention() -> Model:
     return Words()
 
 
-def budgeted(share: float) -> Any:
-    """A backend of `torch.compile`: PyTorch's partitioner with ``activation_memory_budget``."""
+def budget_backend(share: float) -> Any:
+    """Return a backend of `torch.compile` with PyTorch's partitioner and its ``activation_memory_budget``."""
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -77,8 +77,8 @@ def budgeted(share: float) -> Any:
     return _backend(partition)
 
 
-def offloading(device: str) -> Any:
-    """PyTorch's offloading of activations in compiled graphs, of all that it can."""
+def offload_backend(device: str) -> Any:
+    """Return a backend of `torch.compile` that offloads all activations by PyTorch's own means."""
     from torch._functorch import config
     from torch._functorch.partitioners import default_partition
 
@@ -90,14 +90,14 @@ def offloading(device: str) -> Any:
             parts = default_partition(joint, inputs, **given)
         if device == "cpu":
             for module in parts:
-                _copied(module)
+                _replace_transfers(module)
         return parts
 
     return _backend(partition)
 
 
-def _copied(module: fx.GraphModule) -> None:
-    """From the CPU to the CPU nothing is copied: copies to memory past the pool stand for it."""
+def _replace_transfers(module: fx.GraphModule) -> None:
+    """Replace transfers, which copy nothing from CPU to CPU, by copies to memory outside the pool."""
     import torch
 
     from mempool import _core
@@ -122,17 +122,17 @@ def _backend(partition: Any) -> Any:
     return aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
 
 
-def compiled(way: str, device: str, limit: int | None, beside: int, inner: str) -> Any:
-    """Which backend of `torch.compile`, with which options; none to run the program as it is."""
+def compile_arguments(way: str, device: str, limit: int | None, beside: int, inner: str) -> Any:
+    """Return the arguments of `torch.compile` for a method; None to run the program uncompiled."""
     if way.startswith("budget") and inner == "inductor":
         from torch._functorch import config
 
         config.activation_memory_budget = float(way.split()[1])
         return {"backend": inner}
     if way.startswith("budget"):
-        return {"backend": budgeted(float(way.split()[1]))}
+        return {"backend": budget_backend(float(way.split()[1]))}
     if way == "offloading":
-        return {"backend": offloading(device)}
+        return {"backend": offload_backend(device)}
     if way in ("ours", "compiled"):
         from mempool.torch.compiled import backend
 
@@ -146,7 +146,7 @@ def compiled(way: str, device: str, limit: int | None, beside: int, inner: str) 
 
 
 def train(way: str, name: str, device: str, limit: int | None, inner: str) -> dict[str, Any]:
-    """Train in this process; what it took."""
+    """Train in this process; return step time, peak and a digest of the losses."""
     import torch
     from offloading import saved_on_host
 
@@ -160,12 +160,12 @@ def train(way: str, name: str, device: str, limit: int | None, inner: str) -> di
     torch.manual_seed(0)
     make, size = models(device)[name]
     model = make().to(device)
-    if inner == "inductor":  # which would lay it out so itself, where it compiles for anybody else
+    if inner == "inductor":  # the layout that inductor chooses by itself for the peers
         model = model.to(memory_format=torch.channels_last)
     model.checkpointing = way == "checkpoint"
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=True)
     state = 2 * sum(one.nbytes for one in model.parameters())
-    asked = compiled(way, device, limit, state, inner)
+    asked = compile_arguments(way, device, limit, state, inner)
     loss_of = model.loss if asked is None else torch.compile(model.loss, **asked)
     clock = time.perf_counter if device == "cuda" else time.process_time
     losses, seconds, peaks = [], [], []
@@ -209,7 +209,7 @@ def _peak(pool: Any) -> int:
 
 
 def main() -> None:
-    """Compare."""
+    """Print the tables, or run one training."""
     parser = own_process.parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--inner", choices=list(PEERS_OF), default="eager")

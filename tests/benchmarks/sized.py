@@ -1,4 +1,4 @@
-"""Graphs of a step by the size of its batch: traced, or between two that were traced."""
+"""Graphs of a training step for any batch size: traced, or interpolated between two traced graphs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Sized:
-    """A step of training with SGD with momentum, whose state is counted; gradients are the graph's results.
+class StepFamily:
+    """A family of training steps, one for each batch size, with SGD with momentum.
 
     Attributes:
-        model: makes it.
-        inputs: of a size, makes them.
-        tflops: operations that the device does in a second, in 1e12; it moves 200e9 bytes of its memory.
-        states: tensors that the optimizer keeps of each parameter.
+        model: constructor of the model.
+        inputs: function from the batch size to the inputs.
+        tflops: throughput of the device in 1e12 operations per second; its memory bandwidth is 200e9 bytes
+            per second.
+        states: number of the optimizer's state tensors per parameter.
     """
 
     model: Callable[[], nn.Module]
@@ -37,8 +38,8 @@ class Sized:
     states: int = 1
     _traced: dict[int, Graph] = field(default_factory=dict)
 
-    def at(self, size: int) -> Graph:
-        """Traced."""
+    def traced_graph(self, size: int) -> Graph:
+        """Return the traced graph of a batch size."""
         if size not in self._traced:
             rate = self.tflops * 1e12
             joint = trace_joint(self.model, lambda: self.inputs(size))
@@ -50,9 +51,9 @@ class Sized:
             ).graph
         return self._traced[size]
 
-    def near(self, size: int) -> Graph:
-        """Sizes and seconds on the line through two batches: exact of bytes, nearly of seconds."""
-        one, two = self.at(8), self.at(512)
+    def interpolated_graph(self, size: int) -> Graph:
+        """Interpolate a graph between two batch sizes: bytes are exact, seconds approximate."""
+        one, two = self.traced_graph(8), self.traced_graph(512)
         part = (size - 8) / (512 - 8)
         columns = {
             name: getattr(one, name) + part * (getattr(two, name) - getattr(one, name))
@@ -62,7 +63,7 @@ class Sized:
 
 
 def largest(fits: Callable[[int], bool], least: int = 1, most: int = 1 << 14) -> int:
-    """The largest number for which that holds, if it holds for all below; 0 where for none."""
+    """Return the largest number that satisfies a monotonic condition; 0 if ``least`` does not."""
     if not fits(least):
         return 0
     high = least

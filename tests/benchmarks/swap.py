@@ -42,7 +42,7 @@ TWELVE = Link.of_rate(12e9)
 
 
 def step(model: Callable[[], nn.Module], batch: int, side: int, tflops: float, gbs: float = 200.0) -> Step:
-    """One steady iteration of training."""
+    """Return one steady iteration of training."""
     rate = tflops * 1e12
     profile = Roofline(Rates("", gbs * 1e9, rate, rate, rate, ""))
     return step_of(training_trace(model, (batch, 3, side, side), profile))
@@ -62,7 +62,7 @@ def gb(size: int) -> str:
     return f"{size / 1e9:.3f}"
 
 
-def less(part: int, whole: int) -> str:
+def reduction(part: int, whole: int) -> str:
     return f"{100 * (1 - part / whole):.1f} %"
 
 
@@ -75,7 +75,7 @@ CIFAR: dict[str, Callable[[], nn.Module]] = {
 
 
 def cifar() -> None:
-    """Without any stall, batch 100, 32x32, SINGA's link."""
+    """Print the least peak without a stall, and the link bound on the peak."""
     head(
         "Without a stall: batch 100 at 32x32, 200 GB/s, SINGA's link",
         "model", "TFLOPS", "step ms", "peak GB", "held GB", "less", "link bound", "above it", "plan s",
@@ -89,14 +89,14 @@ def cifar() -> None:
             spent = time.process_time() - begin
             bound, top = LinkBound(one, SINGA).peak_bytes(), one.peak_bytes
             row(
-                name, tflops, f"{one.duration * 1e3:.1f}", gb(top), gb(free.peak_bytes), less(free.peak_bytes,
-                top), less(bound, top), f"{100 * (free.peak_bytes / bound - 1):.1f} %",
-                f"{spent:.2f}",
+                name, tflops, f"{one.duration * 1e3:.1f}", gb(top), gb(free.peak_bytes),
+                reduction(free.peak_bytes, top), reduction(bound, top),
+                f"{100 * (free.peak_bytes / bound - 1):.1f} %", f"{spent:.2f}",
             )  # fmt: skip
 
 
 def holding() -> None:
-    """Below the least peak without a stall: the planner and the bound."""
+    """Print the planner's stall at limits below the least peak without a stall, and the link bound."""
     head(
         "Holding a limit: VGG-16 and ResNet-50, batch 100 at 32x32, 4 TFLOPS, 200 GB/s, SINGA's link",
         "model", "limit of peak", "slower", "at least",
@@ -109,17 +109,22 @@ def holding() -> None:
             if limit < planner.floor()[0]:
                 continue
             ours = planner.hold(limit)
-            row(name, f"{share} %", slower(one, ours.stall_seconds), slower(one, bound.stall_seconds(limit)))
+            row(
+                name,
+                f"{share} %",
+                slowdown(one, ours.stall_seconds),
+                slowdown(one, bound.stall_seconds(limit)),
+            )
 
 
-def slower(one: Step, stall: float) -> str:
+def slowdown(one: Step, stall: float) -> str:
     return f"{100 * stall / one.duration:.1f} %"
 
 
 def limited(
     title: str, cases: list[tuple[str, Callable[[], nn.Module], int, float, float]], goal: str
 ) -> None:
-    """(name, model, batch, TFLOPS, limit in bytes or, up to 1, of the peak)."""
+    """Print the planner's stall for cases of (name, model, batch, TFLOPS, limit)."""
     head(
         title,
         "model",
@@ -144,7 +149,7 @@ def limited(
             row(*cells, "cannot", str(error), "", "")
             continue
         bound = LinkBound(one, TWELVE, intervals=INTERVALS).stall_seconds(limit)
-        row(*cells, slower(one, held.stall_seconds), slower(one, bound), gb(held.replayed.host_bytes), "")
+        row(*cells, slowdown(one, held.stall_seconds), slowdown(one, bound), gb(held.replayed.host_bytes), "")
 
 
 def big(depth: int) -> Callable[[], nn.Module]:
@@ -199,8 +204,8 @@ def arena_of(one: Step, schedule: Schedule, nodes: int) -> int:
     return solve(device_buffers(one, schedule)[0], stop=Stop(nodes=nodes)).arena_bytes
 
 
-def made_up(operations: int) -> Step:
-    """A step of training with parameters, an optimizer's state and activations of random sizes."""
+def synthetic_step(operations: int) -> Step:
+    """Return a synthetic training step with parameters, optimizer state and activations of random sizes."""
     random, layers = np.random.default_rng(0), operations // 12
     k, buffers = 12 * layers, list[tuple[int, bool, list[tuple[int, bool]]]]()
     for layer in range(layers):
@@ -229,12 +234,12 @@ def made_up(operations: int) -> Step:
 
 
 def speed() -> None:
-    """Processor seconds, of made-up steps, of limits between the floor and the least peak without a stall."""
+    """Print planning times of synthetic steps at limits from the floor to the least peak without a stall."""
     head(
         "Speed", "operations", "absences", "link", "limit", "slower", "made s", "planned s",
     )  # fmt: skip
     for operations, slow in ((10_000, False), (10_000, True), (100_000, False), (100_000, True)):
-        one, link = made_up(operations), Link.of_rate(1e9) if slow else SINGA
+        one, link = synthetic_step(operations), Link.of_rate(1e9) if slow else SINGA
         begin = time.process_time()
         planner = OffloadPlanner(one, link)
         made, begin = time.process_time() - begin, time.process_time()
@@ -246,7 +251,7 @@ def speed() -> None:
             begin = time.process_time()
             held = planner.hold(floor + int(share * (free.peak_bytes - floor)))
             spent = time.process_time() - begin
-            row(*said, f"{share:.0%} of the way", slower(one, held.stall_seconds), "", f"{spent:.1f}")
+            row(*said, f"{share:.0%} of the way", slowdown(one, held.stall_seconds), "", f"{spent:.1f}")
 
 
 PARTS = {

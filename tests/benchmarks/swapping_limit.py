@@ -1,13 +1,14 @@
-"""What the pool holds of the device under a limit, on small models on the CPU.
+"""Memory that the pool holds under a limit, on small models on the CPU.
 
     python tests/benchmarks/swapping_limit.py [--only MODEL ...] [--shares 0.9 0.6] [--steps 40] [--json FILE]
 
-Each run is a process of its own. The first of a model trains without a limit and tells its peak load and the
-floor, below which no schedule can hold a limit; then come shares of that peak, and a little more than the
-floor. *Reserved* is the most that the pool held at once, of the limit: of all steps, and of those since its
-arena came. *Beside* is from outside: how much more than the limit the process's resident set had grown in
-the last steps at most, without copies on the host; that is the heap of PyTorch and Python, about the same
-for each limit, if the pool holds what it says. The hit rate is that of the last steps.
+Each run is a separate process. The first run of a model trains without a limit and measures the peak load and
+the floor, which is the lowest limit of any schedule. The other runs have limits: fractions of the peak load,
+and 1.1 times the floor. *Reserved* is the most memory that the pool held at once, as a fraction of the limit:
+over all steps, and over the steps since the pool has an arena. *Beside* is the growth of the process's
+resident set up to its maximum in the last steps, less the limit and the copies on the host. It is the heap of
+PyTorch and Python, and equal for all limits if the pool's counts are right. The hit rate is that of the last
+steps.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch"))
 
 
 SHARES = (0.9, 0.75, 0.6)
-#: The lowest limit, times the floor.
+#: Ratio of the lowest limit to the floor.
 NEAR = 1.1
-#: The last steps, whose hits and resident set are told.
+#: Number of last steps, whose hits and resident set are measured.
 LAST = 8
 BATCH = 8
 
 
 def models() -> dict[str, Any]:
-    """What makes each."""
+    """Return the constructor of each model."""
     from models import CNN, GPT, ResNet, Seq2Seq, UNet
 
     return {"cnn": CNN, "resnet": ResNet, "unet": UNet, "lstm": Seq2Seq, "gpt": GPT}
 
 
 class Warnings(logging.Handler):
-    """Keeps what was logged."""
+    """Collects logged warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.told: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
+        """Collect a message."""
         self.told.append(record.getMessage())
 
 
 @contextlib.contextmanager
 def planning() -> Iterator[list[float]]:
-    """Seconds of each time that moves are planned."""
+    """Measure the seconds of each attempt to plan a schedule."""
     from mempool.torch.eager.schedule_planner import SchedulePlanner
 
     seconds: list[float] = []
@@ -80,7 +81,7 @@ def planning() -> Iterator[list[float]]:
 
 
 def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
-    """Train in this process; what came out."""
+    """Train in this process; return the measurements."""
     import torch
 
     import mempool.torch
@@ -140,7 +141,7 @@ def train(name: str, limit: int | None, steps: int, *, background: bool) -> dict
 
 
 def _warm_up(name: str) -> None:
-    """What PyTorch has for itself from the first step on is none of the pool's."""
+    """Train one step, so that PyTorch's own lasting allocations precede the measurement."""
     import gc
 
     import torch
@@ -167,9 +168,9 @@ def _floor(step: Any) -> int:
     return OffloadPlanner(step, Link.of_rate(4e9)).lowest_limit()
 
 
-def apart(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
-    """The same in a process of its own."""
-    return own_process.told(__file__, name, limit, steps, background)
+def run_separately(name: str, limit: int | None, steps: int, *, background: bool) -> dict[str, Any]:
+    """Run `train` in a separate process."""
+    return own_process.run_separately(__file__, name, limit, steps, background)
 
 
 HEADER = (
@@ -179,7 +180,7 @@ HEADER = (
 
 
 def row(name: str, share: str, told: dict[str, Any], plain: dict[str, Any], steps: int) -> str:
-    """One run as a line of the table."""
+    """Return the table row of a run."""
     if "error" in told:
         return f"| {name} | {share} | {told['error']} |"
     limit = told["limit"]
@@ -203,7 +204,7 @@ def row(name: str, share: str, told: dict[str, Any], plain: dict[str, Any], step
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Run the chosen models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES)
@@ -221,13 +222,15 @@ def main() -> None:
     found: dict[str, Any] = {}
     print(HEADER, flush=True)
     for name in given.only or models():
-        plain = found[name] = apart(name, None, LAST + 4, background=False)
-        whole = apart(name, 1 << 39, given.steps, background=given.background)
+        plain = found[name] = run_separately(name, None, LAST + 4, background=False)
+        whole = run_separately(name, 1 << 39, given.steps, background=given.background)
         limits = {f"{share:.0%}": int(share * plain["live"]) for share in given.shares}
         if not given.no_floor:
             limits["floor"] = int(NEAR * plain["floor"])
         for share, limit in limits.items():
-            told = found[f"{name} {share}"] = apart(name, limit, given.steps, background=given.background)
+            told = found[f"{name} {share}"] = run_separately(
+                name, limit, given.steps, background=given.background
+            )
             print(row(name, share, told, whole, given.steps), flush=True)
             if given.verbose and "warnings" in told:
                 print(*told["warnings"], sep="\n")

@@ -1,13 +1,14 @@
-"""What a limit costs an operation of PyTorch where nothing has to move, on the CPU.
+"""Cost of a limit that is never reached, per operation of PyTorch on the CPU.
 
     python tests/benchmarks/swapping_overhead.py [--rounds 8] [--large 8]
 
-Two programs: training steps of transformers' ResNet-50 on small pictures, so that operations are short; and
-fifty additions of 64 numbers with a training step of one small linear layer. Both in turns, with one pool:
-without anything, under a dispatch mode that does nothing, within a limit that is never reached where each
-operation is seen, and where operations pass by. Processor seconds of the process with one thread, the best
-step of all rounds for each; the cost is the difference to the step without anything, over the operations of
-the step. With ``--large`` also the part that this is of a step with so many pictures of 224 x 224.
+There are two programs: training steps of transformers' ResNet-50 on small pictures, so that operations are
+short; and fifty additions of 64 numbers with a training step of one small linear layer. Each program runs in
+four ways in turn, with one pool: without a mode, under a dispatch mode that only counts, and within a limit,
+both with each operation dispatched to the mode and with operations that bypass the mode. A time is the
+processor time of the best step of all rounds, with one thread; the cost is the difference to the step without
+a mode, divided by the number of operations. ``--large N`` also prints the cost as a fraction of a step with N
+pictures of 224 x 224.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ import mempool.torch
 from mempool.torch.eager.mode import OffloadMode
 from mempool.torch.offload.host_engine import HostEngine
 
-#: Steps in a row: the first is not like those before it. Before them, so many until all is known.
+#: Timed steps in a row, and steps before them in which the mode learns the program.
 _STEPS, _BEFORE = 6, 6
 
 
 class Empty(TorchDispatchMode):
-    """Counts, and does nothing else."""
+    """A dispatch mode that counts operations."""
 
     count = 0
 
@@ -41,7 +42,7 @@ class Empty(TorchDispatchMode):
 
 
 class Pictures:
-    """Steps of ResNet-50 on one batch."""
+    """Training steps of ResNet-50 on one batch."""
 
     def __init__(self, pictures: int, side: int) -> None:
         torch.manual_seed(0)
@@ -53,14 +54,14 @@ class Pictures:
         }
 
     def step(self) -> None:
-        """One step."""
+        """Run one step."""
         self.optimizer.zero_grad()
         self.model(**self.batch).loss.backward()
         self.optimizer.step()
 
 
 class Small:
-    """What is over before one has looked."""
+    """Fifty additions and the training step of a small linear layer."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -68,7 +69,7 @@ class Small:
         self.optimizer = torch.optim.SGD(self.layer.parameters(), 0.01, momentum=0.9)
 
     def step(self) -> None:
-        """One step."""
+        """Run one step."""
         x = torch.randn(64)
         for _ in range(50):
             x = x + 1
@@ -79,7 +80,7 @@ class Small:
 
 @contextlib.contextmanager
 def limited(client: Any, step: Callable[[], None], *, pass_by: bool) -> Iterator[None]:
-    """Within a limit that is never reached."""
+    """Run the body within a limit that is never reached, after the mode has learned the step."""
     engine = HostEngine(1 << 20)
     with OffloadMode(engine, torch.device("cpu"), 1 << 40, client=client) as swapper:
         if not pass_by:
@@ -94,7 +95,7 @@ def limited(client: Any, step: Callable[[], None], *, pass_by: bool) -> Iterator
 
 
 def best(step: Callable[[], None], within: Any) -> float:
-    """Seconds of the fastest of some steps."""
+    """Return the seconds of the fastest of some steps."""
     seconds = []
     with within:
         for _ in range(_STEPS):
@@ -104,8 +105,8 @@ def best(step: Callable[[], None], within: Any) -> float:
     return min(seconds) / 1e9
 
 
-def measured(step: Callable[[], None], client: Any, rounds: int) -> dict[str, float]:
-    """Seconds of a step, by what was around it; printed too."""
+def measure(step: Callable[[], None], client: Any, rounds: int) -> dict[str, float]:
+    """Print and return the seconds of a step for each of the four ways."""
     step()  # the first one makes what the others have
     with Empty() as empty:
         step()
@@ -127,7 +128,7 @@ def measured(step: Callable[[], None], client: Any, rounds: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure both programs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--large", type=int, default=0, help="pictures of 224 x 224")
@@ -135,9 +136,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with mempool.torch.install(device="cpu", mode="record") as pool:
         print("fifty additions and a linear layer: ", end="")
-        measured(Small().step, pool.client, given.rounds)
+        measure(Small().step, pool.client, given.rounds)
         print("ResNet-50, two pictures of 32 x 32: ", end="")
-        found = measured(Pictures(2, 32).step, pool.client, given.rounds)
+        found = measure(Pictures(2, 32).step, pool.client, given.rounds)
     if given.large:
         seconds = best(Pictures(given.large, 224).step, contextlib.nullcontext())
         print(f"a step of {given.large} at 224 x 224: {seconds:.2f} s, of which")

@@ -1,11 +1,11 @@
-"""Swapping beside what people use today, on the same models: peak, seconds, losses.
+"""Peak, step time and losses of swapping, compared with other methods on the same models.
 
     python tests/benchmarks/swapping_peers.py [--only MODEL ...] [--json FILE] [--shares-only]
 
-Each run is a process of its own, with the pool, which counts the peak load. First come the peers, then ours
-within the peak of each of them, if not told otherwise, and within shares of the plain peak. Of a step the
-best time is told: the processor's, copies by other threads included, so that a busy machine does not count;
-on CUDA the clock's.
+Each run is a separate process with the pool, which counts the peak load. The peers run first, then the pool's
+swapping within the peak of each peer (not with ``--shares-only``) and within fractions of the plain peak. The
+step time is the least of the timed steps: processor time of all threads on the CPU, which a busy machine
+changes little, and wall-clock time on CUDA.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS, TIMED = 8, 4
 
 
 def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]:
-    """Train in this process; what it took."""
+    """Train in this process; return step time, peaks and a digest of the losses."""
     import torch
     from offloading import LastKept, Stream, Thread, saved_on_host
 
@@ -73,7 +73,7 @@ def train(way: str, name: str, device: str, limit: int | None) -> dict[str, Any]
 
 
 def main(device: str, arguments: list[str] | None = None) -> dict[str, Any]:
-    """Compare on this kind of device; the rows of each model."""
+    """Print the tables for a kind of device; return the rows of each model."""
     parser = own_process.parser(__doc__)
     parser.add_argument("--shares-only", action="store_true")
     chosen = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""A NumPy array beside NumPy's own allocator, in processes that take turns."""
+"""Time of a NumPy array from the pool and from NumPy's own allocator, in alternating processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROUNDS = 4
-#: np.empty of so many bytes, over and over.
+#: Sizes in bytes of the arrays of `np.empty`.
 SIZES = (64, 480, 1000, 8000)
 WORKER = """
 import json, sys, time
@@ -66,7 +66,7 @@ def nanoseconds(allocator: str) -> dict[str, float]:
 
 
 def test_an_array_beside_numpys_own_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nanoseconds are for reading, and gate nothing."""
+    """Print nanoseconds; assert no time."""
     rounds = [(nanoseconds("default"), nanoseconds("pool")) for _ in range(ROUNDS)]
     with capsys.disabled():
         print("\n| np.empty | NumPy's own, ns | mempool, ns | more |\n| --- | --- | --- | --- |")

@@ -1,4 +1,4 @@
-"""A buffer of CuPy's in replay, beside what CuPy's own objects cost alone and beside RMM's: without a GPU."""
+"""Time of a planned CuPy buffer, compared with CuPy's objects alone and with RMM, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import build
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
 SIZES = [100_000 + number % 4 * 512 for number in range(100)]
 ROUNDS = 2000
-#: ns beyond what CuPy's own objects cost.
+#: Nanoseconds in excess of the cost of CuPy's own objects.
 MOST = 200
 
 
@@ -27,7 +27,7 @@ def only_when_asked(request: pytest.FixtureRequest) -> None:
 
 
 class Measured(NamedTuple):
-    """A statement for each size, in its names, and what comes before a hundred of them."""
+    """A statement to measure: its namespace and its setup, which precedes each hundred executions."""
 
     statement: str
     names: dict[str, Any]
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
 
 
 def median_ns(*measured: Measured) -> list[float]:
-    """Of one of a hundred in a row, without the loop; all take turns."""
+    """Return the median time of each statement, less the loop; the statements take turns."""
     timers = [
         timeit.Timer(f"for s in S: {one.statement}", one.setup, globals={**one.names, "S": SIZES})
         for one in (*measured, Measured("pass", {}))
@@ -68,7 +68,7 @@ def test_an_array_in_replay_beside_cupys_own_objects(
     if importlib.util.find_spec("rmm") is not None:
         import rmm
 
-        # Its allocator for CuPy asks the driver for the device. This is the part of it that does not.
+        # RMM's allocator for CuPy without its query of the driver for the device.
         nothing = rmm.mr.CallbackMemoryResource(lambda size, stream: 4096, lambda *_: None)
         stream = rmm.pylibrmm.stream.DEFAULT_STREAM
         statement = "p = R.allocate(s, T); P(M(p, s, o, 0), 0); R.deallocate(p, s, T)"

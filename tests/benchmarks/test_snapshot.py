@@ -1,4 +1,4 @@
-"""How fast a snapshot of a million events with their stacks is read."""
+"""Time to read a snapshot of a million events with their stacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_a_snapshot_of_a_million_events_is_read(
     benchmark: BenchmarkFixture, tmp_path: Path, shared: bool, most_seconds: float
 ) -> None:
-    """Frames shared by all stacks, or own ones of each."""
+    """Read snapshots whose stacks share their frames, and snapshots whose stacks do not."""
     count = 1_000_000 if benchmark.enabled else 3000
     path = tmp_path / "s"
     write_large(path, count, shared=shared)

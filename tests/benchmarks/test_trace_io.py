@@ -1,4 +1,4 @@
-"""How fast a million events go to a file and come back."""
+"""Time to write a million events to a file and to read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def million_events() -> Trace:
-    """Allocs and frees a few thousand apart, with streams, threads, a clock and names."""
+    """Return a trace with streams, threads, times and names; buffers live for a few thousand events."""
     n = 500_000
     rng = np.random.default_rng(0)
     birth = np.arange(n, dtype=np.float64)

@@ -217,7 +217,7 @@ def main() -> None:
     rows = []
     for name in chosen.only:
         for way in WAYS:
-            row = own_process.told(__file__, name, chosen.steps, way)
+            row = own_process.run_separately(__file__, name, chosen.steps, way)
             rows.append(row)
             print(
                 f"{row['program']:24} {way:9} {row['plans']:3} plans"

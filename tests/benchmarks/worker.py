@@ -1,4 +1,4 @@
-"""One process of a benchmark: a workload under one allocator, some steps at a time, as its stdin tells it.
+"""Process of a benchmark: a workload under one allocator, which runs the steps that its stdin requests.
 
 Arguments: WORKLOAD ("network", "wander" or, in PyTorch, "conv" and the models of tests/torch), ALLOCATOR
 ("default" or "pool"). Lines in: ``steps N``, ``timed N``, ``end``. Lines out: one JSON object for each.
@@ -39,7 +39,7 @@ class Wandering:
 
     def __init__(self) -> None:
         self._random = random.Random(1)
-        # Not from malloc: the same in every process, and no part of what is compared.
+        # Mapped rather than from malloc, so that it is no part of the comparison.
         self._source = np.frombuffer(mmap.mmap(-1, self.LARGEST), np.float32)
         self._alive = [self._make() for _ in range(self.ALIVE)]
 
@@ -124,7 +124,7 @@ class Worker:
     """A workload under an allocator."""
 
     def __init__(self, workload: str, allocator: str) -> None:
-        # What a pool and its planner will import, so that it counts as baseline in every process.
+        # The modules that a pool and its planner import count as baseline in every process.
         in_torch = workload not in IN_NUMPY
         for name in (*PLANNING, *(IN_TORCH if in_torch else ())):
             importlib.import_module(name)
@@ -143,7 +143,10 @@ class Worker:
             self.workload = IN_NUMPY[workload]()
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Seconds by the wall's clock and the process's, page faults, results, of every step; if settled."""
+        """Run steps.
+
+        Return wall-clock seconds, processor seconds, page faults and result of each, and `settled`.
+        """
         said: dict[str, list[Any]] = {"seconds": [], "cpu_seconds": [], "page_faults": [], "results": []}
         for _ in range(count):
             begun = time.perf_counter(), time.process_time(), page_faults()
@@ -160,11 +163,11 @@ class Worker:
         return not self.pool.client.state()["recording"]
 
     def end(self) -> dict[str, Any]:
-        """Most memory resident since the first timed step, above the baseline; what the pool reports.
+        """Return the high-water mark of resident memory since the first timed step, and the pool's report.
 
-        Of the memory, "code_bytes" are pages of programs and libraries that have been run through since.
-        What is free in the C library's heap at the baseline is in none of these, whatever it is used for
-        later: "process_bytes" are the most that the whole process held.
+        "resident_bytes" exclude the baseline, and include "code_bytes", the pages of programs and libraries
+        executed since. Memory free in the C library's heap at the baseline counts in neither, even if used
+        later. "process_bytes" is the high-water mark of the whole process.
         """
         whole, code = resident_bytes("VmHWM"), resident_bytes("RssFile") - self.baseline_code
         return {
@@ -176,7 +179,7 @@ class Worker:
 
 
 def main(workload: str, allocator: str) -> None:
-    """Do what stdin says until it ends."""
+    """Answer the commands on stdin until its end."""
     worker, timed = Worker(workload, allocator), False
     for line in sys.stdin:
         what, *count = line.split()

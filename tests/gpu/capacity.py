@@ -1,10 +1,10 @@
-"""How little memory each allocator can train in on this machine's GPU: one table a workload.
+"""Least memory in which each allocator can train on this machine's GPU: one table for each workload.
 
     python tests/gpu/capacity.py [--json FILE] [--only WORKLOAD ...] [--ways ALLOCATOR ...]
 
-Each may hold so many times what is alive at most, by `torch.cuda.set_per_process_memory_fraction`. Below a
-table stands what those said that ran out of memory. Without a GPU it says so and ends with 0; losses that
-differ end it with 1.
+The limits are multiples of the peak live bytes, set by `torch.cuda.set_per_process_memory_fraction`.
+Out-of-memory messages are printed below the table. The exit status is 0 without a GPU, and 1 if losses
+differ.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from compare import WAYS
-from runs import GIB, finish, row_of, show, told, why_not, wrong_in
+from runs import GIB, failures_of, finish, gpu_unavailable_reason, row_of, run_script, show
 
 NAMES = ("gpt", "lengths", "any length")
 SHARES = (1.03, 1.1, 1.25)
 
 
 def run(way: str, name: str, limit: int) -> dict[str, Any]:
-    """One run, or what went wrong."""
-    return row_of(*told("worker.py", way, name, str(limit)))
+    """Return the measurements of one run, or its error."""
+    return row_of(*run_script("worker.py", way, name, str(limit)))
 
 
 def cell(row: dict[str, Any]) -> str:
-    """How a run ended."""
+    """Return the table cell of a run."""
     if "error" in row:
         return f"failed: {row['error'][:40]}"
     if "out_of_memory" in row:
@@ -37,14 +37,14 @@ def cell(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Run everything; 1 if losses differ or a run failed otherwise than for want of memory."""
+    """Print the tables; return 1 if losses differ or a run fails for another reason than out of memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES, help="of what is alive at most")
     chosen = parser.parse_args()
-    if (reason := why_not("torch")) is not None:
+    if (reason := gpu_unavailable_reason("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def main() -> int:
                 sys.stdout.write(f"{way}, {limit / GIB:.2f} GiB: {row['out_of_memory']}\n")
         rows["native", 0] = free
         results[name] = {f"{way} {limit}": row for (way, limit), row in rows.items()}
-        wrong += wrong_in(name, results[name])
+        wrong += failures_of(name, results[name])
     return finish(results, wrong, chosen.json)
 
 

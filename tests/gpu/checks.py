@@ -1,9 +1,9 @@
-"""What must hold on a GPU, each in a process of its own with a pool installed.
+"""Checks of PyTorch on a GPU with a pool, each in a separate process.
 
 python checks.py NAME
 
-The same checks run on the stand-in for CUDA, which moves bytes and computes nothing: copies show that
-memory is not overwritten, and what kernels compute is compared on a GPU only.
+The same checks run on the stand-in for CUDA, which copies bytes and runs no kernels: there only copied values
+are compared.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import mempool.torch
 
 MIB = 1 << 20
 COMPUTES = "MEMPOOL_STANDIN" not in os.environ
-#: Numbers in the tensors whose bytes are compared; fewer where the host moves them.
+#: Number of elements of the compared tensors; fewer on the stand-in, whose copies the host makes.
 NUMBERS = 8 * MIB if COMPUTES else MIB // 2
 
 
 def filled(value: float) -> torch.Tensor:
-    """A tensor on the device with a value that comes from the host."""
+    """Return a tensor on the device, copied from the host and filled with a value."""
     return torch.full((NUMBERS,), value).to("cuda")
 
 
@@ -35,7 +35,7 @@ def holds(tensor: torch.Tensor, value: float) -> bool:
 
 
 def record_stream(pool: mempool.torch.TensorPool) -> None:
-    """What another stream still reads is nobody else's, however often its memory is asked for."""
+    """Memory that another stream still reads serves no other request."""
     side = torch.cuda.Stream()
     for number in range(20):
         source = filled(number % 7)
@@ -53,7 +53,7 @@ def record_stream(pool: mempool.torch.TensorPool) -> None:
 
 
 def graphs(_: mempool.torch.TensorPool) -> None:
-    """A replayed graph copies what it was captured for, and touches nothing else."""
+    """A replayed graph gives the captured result, and writes to no other tensor."""
     static = filled(1)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -83,9 +83,9 @@ def graphs(_: mempool.torch.TensorPool) -> None:
 
 
 def autograd_threads(pool: mempool.torch.TensorPool) -> None:
-    """Backward passes run in threads of PyTorch's; several of ours beside them give the same sums."""
+    """Backward passes in PyTorch's threads, started by several threads, give the same sums."""
     sums: dict[int, float] = {}
-    # A forked process makes its engine anew at the first backward pass, which no two threads may begin.
+    # In a forked process the first backward pass makes the engine, and must not run in two threads at once.
     torch.ones(1, device="cuda", requires_grad=True).sum().backward()
 
     def work(number: int) -> None:
@@ -105,14 +105,14 @@ def autograd_threads(pool: mempool.torch.TensorPool) -> None:
 
 
 def out_of_memory(_: mempool.torch.TensorPool) -> None:
-    """The error is PyTorch's own, and training goes on after it."""
+    """A request that exceeds the device raises PyTorch's own error, and training continues."""
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     assert float(torch.ones(MIB, device="cuda").sum()) == MIB or not COMPUTES
 
 
 def statistics(_: mempool.torch.TensorPool) -> None:
-    """PyTorch's own functions answer from the pool."""
+    """PyTorch's memory statistics are those of the pool."""
     before = torch.cuda.memory_allocated()
     tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_allocated() - before == tensor.numel()
@@ -121,7 +121,7 @@ def statistics(_: mempool.torch.TensorPool) -> None:
 
 
 def snapshots(_: mempool.torch.TensorPool) -> None:
-    """A snapshot has what is alive, and a history says how it came."""
+    """A snapshot has the live tensors, and its history has their allocations."""
     torch.cuda.memory._record_memory_history()
     tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     snapshot = torch.cuda.memory._snapshot()
@@ -133,7 +133,7 @@ def snapshots(_: mempool.torch.TensorPool) -> None:
 
 
 def limits(_: mempool.torch.TensorPool) -> None:
-    """A fraction of the device is a limit, what is free is told, peaks are reset."""
+    """The memory fraction limits the pool, `mem_get_info` reports the free bytes, and peaks can be reset."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(2 * 1024 * MIB / total)
     with pytest.raises(torch.OutOfMemoryError):
@@ -149,7 +149,7 @@ def limits(_: mempool.torch.TensorPool) -> None:
 
 
 def loader(_: mempool.torch.TensorPool) -> None:
-    """Worker processes, page-locked batches and copies that are not waited for."""
+    """A data loader with worker processes, pinned batches and asynchronous copies gives the right sum."""
     data = torch.utils.data.TensorDataset(torch.arange(4096.0))
     seen = 0.0
     for (part,) in torch.utils.data.DataLoader(data, 64, num_workers=2, pin_memory=True):
@@ -159,7 +159,7 @@ def loader(_: mempool.torch.TensorPool) -> None:
 
 
 def nccl(pool: mempool.torch.TensorPool) -> None:
-    """A process of a group of one: NCCL and DDP in the pool."""
+    """NCCL and DDP run in the pool, in a process group of one."""
     from torch.nn.parallel import DistributedDataParallel
 
     with tempfile.NamedTemporaryFile() as file:
@@ -178,7 +178,7 @@ def nccl(pool: mempool.torch.TensorPool) -> None:
 
 
 def planned(pool: mempool.torch.TensorPool) -> None:
-    """Once there is a plan, each allocation of a repeated step is a hit."""
+    """With a plan, each allocation of a repeated step is a hit."""
     model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     pool.watch(optimizer)
@@ -195,7 +195,7 @@ def planned(pool: mempool.torch.TensorPool) -> None:
 
 
 def background(pool: mempool.torch.TensorPool) -> None:
-    """The thread that plans has its turn, though the host never waits for what it has asked for."""
+    """The planner's thread makes a plan, although the host never waits for the device."""
     model = torch.nn.Sequential(*(torch.nn.Conv2d(64, 64, 3, padding=1) for _ in range(8))).to("cuda")
     optimizer = torch.optim.AdamW(model.parameters())
     pool.watch(optimizer)

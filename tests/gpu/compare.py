@@ -1,10 +1,11 @@
-"""PyTorch's allocators and the pool on this machine's GPU: one table a workload, then what must hold.
+"""PyTorch's allocators and the pool on this machine's GPU: one table for each workload, then the checks.
 
     python tests/gpu/compare.py [--json FILE] [--only WORKLOAD ...] [--ways ALLOCATOR ...] [--no-checks]
 
-The pool twice, with plain and with growing memory. Under ten minutes. Without a GPU it says so and ends
-with 0. "Live" is the most that is alive at once, "reserved" what an allocator holds at the end, "most" what
-it held at most since the beginning, "used" what the driver misses at the end. Hits are of the timed steps.
+The pool runs with plain and with growing memory. The script takes under ten minutes. The exit status is 0
+without a GPU, and 1 if losses differ or a check fails. "Live" is the peak of live memory, "reserved" the
+memory that an allocator holds at the end, "most" the peak of reserved memory, "used" the decrease of the
+driver's free memory. The hit rate is that of the timed steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runs import GIB, finish, row_of, show, told, why_not, wrong_in
+from runs import GIB, failures_of, finish, gpu_unavailable_reason, row_of, run_script, show
 
 WAYS = ("native", "expandable", "async", "mempool", "growing")
 NAMES = ("cnn", "gpt", "lengths", "any length")
@@ -37,7 +38,7 @@ COLUMNS = (
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """One allocator's line of the table."""
+    """Return the table cells of an allocator."""
     if "error" in row:
         return [row["error"]]
     keys = ("live", "reserved", "most_reserved", "used")
@@ -51,14 +52,14 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Run everything; 1 if losses differ or something does not hold."""
+    """Run workloads and checks; return 1 if losses differ or a check fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--checks", action=argparse.BooleanOptionalAction, default=True)
     chosen = parser.parse_args()
-    if (reason := why_not("torch")) is not None:
+    if (reason := gpu_unavailable_reason("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     results: dict[str, Any] = {}
@@ -66,12 +67,12 @@ def main() -> int:
     for name in chosen.only:
         rows: dict[str, dict[str, Any]] = {}
         for way in chosen.ways:
-            rows[way] = row_of(*told("worker.py", way, name))
+            rows[way] = row_of(*run_script("worker.py", way, name))
         show(name, COLUMNS, {way: cells(row) for way, row in rows.items()})
-        wrong += wrong_in(name, rows)
+        wrong += failures_of(name, rows)
         results[name] = rows
     checks = CHECKS if chosen.checks else ()
-    results["checks"] = {check: told("checks.py", check)[1] or "holds" for check in checks}
+    results["checks"] = {check: run_script("checks.py", check)[1] or "holds" for check in checks}
     for check, answer in results["checks"].items():
         sys.stdout.write(f"{check}: {answer}\n")
         wrong += [f"{check}: {answer}"] if answer != "holds" else []

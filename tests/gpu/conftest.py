@@ -1,4 +1,4 @@
-"""The scripts of this folder can be imported, and what needs a GPU is skipped where a framework sees none."""
+"""Make this folder's scripts importable, and skip tests without a GPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import runs
 
 
 def _needs(framework: str) -> None:
-    if (reason := runs.why_not(framework)) is not None:
+    if (reason := runs.gpu_unavailable_reason(framework)) is not None:
         pytest.skip(reason)
 
 
 @pytest.fixture
 def torch_gpu() -> None:
-    """PyTorch sees one."""
+    """Skip the test if PyTorch sees no GPU."""
     _needs("torch")
 
 
 @pytest.fixture
 def cupy_gpu() -> None:
-    """CuPy sees one."""
+    """Skip the test if CuPy sees no GPU."""
     _needs("cupy")

@@ -1,4 +1,4 @@
-"""What must hold on a GPU under CuPy, each in a process of its own.
+"""Checks of CuPy on a GPU with a pool, each in a separate process.
 
 python cupy_checks.py NAME
 """
@@ -22,7 +22,7 @@ def _free_bytes() -> int:
 
 
 def _train(steps: int, side: int = 4096) -> float:
-    """A program of repeating temporaries, each step the same; what came out."""
+    """Run equal steps with temporary arrays; return the sum of their results."""
     values, total = cupy.arange(side * side, dtype=cupy.float32).reshape(side, side) % 7, 0.0
     for _ in range(steps):
         between = values * 2 + 1
@@ -34,7 +34,7 @@ def _train(steps: int, side: int = 4096) -> float:
 
 
 def zero_bytes() -> str:
-    """Arrays of no bytes come, are used and go."""
+    """Arrays of zero bytes can be made, used and freed."""
     with mempool.cupy.install() as pool:
         for _ in range(100):
             empty = cupy.empty((0, 5))
@@ -47,7 +47,7 @@ def zero_bytes() -> str:
 
 
 def streams() -> str:
-    """What a stream's queued work still reads is not given to another, however often it is asked for."""
+    """Memory that the queued work of one stream still reads serves no request of another stream."""
     with mempool.cupy.install() as pool:
         first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
         slow = cupy.RawKernel(_SLOW, "slow")
@@ -80,7 +80,7 @@ extern "C" __global__ void slow(long long cycles) {
 
 
 def out_of_memory() -> str:
-    """The error is CuPy's own, and the program goes on after it."""
+    """A request that exceeds the limit raises CuPy's own error, and the program continues."""
     with mempool.cupy.install(max_reserved=2 * GIB):
         before = _train(6)
         with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
@@ -92,7 +92,7 @@ def out_of_memory() -> str:
 
 
 def two_devices() -> str:
-    """Each device has its own memory and its own sums."""
+    """Arrays are in the memory of their own device, and both devices give the same sums."""
     if cupy.cuda.runtime.getDeviceCount() < 2:
         return "skipped: there is one device"
     with mempool.cupy.install() as pool:
@@ -108,7 +108,7 @@ def two_devices() -> str:
 
 
 def growing_gives_back() -> str:
-    """What a growing arena held is free for others after a release, and it serves again."""
+    """A release returns a growing arena's memory to the device, and the arena serves again."""
     with mempool.cupy.install(memory="growing") as pool:
         before = _train(10)
         pool.wait(5)
@@ -123,7 +123,7 @@ def growing_gives_back() -> str:
 
 
 def managed_beyond_plain() -> str:
-    """A managed pool serves what one of plain memory with a smaller limit refuses, and computes the same.
+    """A managed pool serves requests that a smaller plain pool refuses, with the same results.
 
     Never more than half of what the card has free: managed memory beyond that would be taken from others.
     """
@@ -138,7 +138,7 @@ def managed_beyond_plain() -> str:
 
 
 def _twice(size: int) -> float:
-    """The sum over two arrays of this many bytes, alive together."""
+    """Return the sum over two live arrays of ``size`` bytes each."""
     left = cupy.arange(size // 4, dtype=cupy.float32) % 5
     right = cupy.arange(size // 4, dtype=cupy.float32) % 3
     pool = mempool.cupy.installed()

@@ -1,10 +1,10 @@
-"""A small training on a GPU, as it is or within a limit, in a process of its own; prints JSON.
+"""Train a small model on a GPU, with or without a limit; print JSON.
 
     python limited.py native|pool|swapping|streams|eager|inductor MODEL LIMIT
 
-"native" is PyTorch's allocator, "eager" and "inductor" are graphs that are rewritten, on top of it. With
-"streams", swapping, every other step is on a stream of its own. A limit of 0 is none. The models are those of
-the tests on the CPU.
+"native" is PyTorch's allocator; "eager" and "inductor" rewrite graphs, with PyTorch's allocator. "streams" is
+swapping with every other step on a second stream. A limit of 0 is none. The models are those of the tests on
+the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRAPHS = ("eager", "inductor")
 
 
 def train(way: str, name: str, limit: int) -> dict[str, Any]:
-    """Train; losses and parameters to the bit, and the peak of the last steps in bytes."""
+    """Train; return losses and parameters exactly, and the peak of the last steps in bytes."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     import torch
 

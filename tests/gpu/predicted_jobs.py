@@ -1,4 +1,4 @@
-"""Models whose steps are predicted and then trained: of PyTorch alone, and some of transformers."""
+"""Jobs of models to predict and to train, in plain PyTorch and from transformers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _job(model: Callable[[], Any], batch: int, shape: tuple[int, ...], **more: A
     """Return the job of a model that takes one tensor; with ``classes``, of cross entropy.
 
     Args:
-        model: makes the model.
-        batch: samples.
-        shape: of a sample.
+        model: constructor of the model.
+        batch: number of samples.
+        shape: shape of a sample.
         more: attributes of the job, ``words`` for an input of words, and the shape of the ``classes``.
     """
     dtype = torch.long if more.pop("words", False) else torch.float

@@ -1,4 +1,4 @@
-"""One job, first predicted and then done on the GPU, or on the stand-in; prints both as JSON.
+"""Predict a job, train it on the GPU or the stand-in, and print both results as JSON.
 
 python predicted_worker.py JOB
 """
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def predicted(job: Job) -> dict[str, Any]:
-    """What fit says."""
+    """Return the prediction of `fit_job`."""
     fitted = fit_job(job, allocators=("pytorch",), remedies=False, largest=False)
     inside = sum(fitted.margin_bytes.get(name, 0) for name in IN_ALLOCATOR)
     return {
@@ -34,7 +34,7 @@ def predicted(job: Job) -> dict[str, Any]:
 
 
 def train(job: Job) -> dict[str, int]:
-    """Train as a user would; return the counters of PyTorch's allocator and of the driver after it."""
+    """Train in a plain loop; return the counters of PyTorch's allocator and of the driver."""
 
     def given(what: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, lambda t: t.to("cuda"), what)
@@ -64,7 +64,7 @@ def train(job: Job) -> dict[str, int]:
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "used": total - torch.cuda.mem_get_info()[0],
-        "context": total - free,  # of a GPU that nobody else uses
+        "context": total - free,  # if no other process uses the GPU
     }
 
 
@@ -73,7 +73,7 @@ def _in(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def compare(name: str) -> dict[str, Any]:
-    """Predict and train a job; return both in bytes, or what is missing."""
+    """Predict and train a job; return both results in bytes, or the missing package."""
     try:
         job = JOBS[name]()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the comparisons do alike: ask for a GPU, measure in a process of its own, show tables, end."""
+"""Common functions of the comparisons: search for a GPU, runs in separate processes, tables, exit status."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SECONDS = 120
 GIB = 1 << 30
 
 
-def why_not(framework: str) -> str | None:
-    """Why nothing can be run here with "torch" or "cupy", or None."""
+def gpu_unavailable_reason(framework: str) -> str | None:
+    """Return the reason why "torch" or "cupy" cannot use a GPU, or None if it can."""
     name = {"torch": "PyTorch", "cupy": "CuPy"}[framework]
     try:
         library = importlib.import_module(framework)
@@ -25,15 +25,15 @@ def why_not(framework: str) -> str | None:
     return None if library.cuda.is_available() else f"{name} sees no GPU"
 
 
-def _ends_with_its_processes() -> None:
-    """Whoever ends this one by SIGTERM ends what it waits for, too, which would go on using the GPU."""
+def _exit_on_sigterm() -> None:
+    """Make SIGTERM raise SystemExit, so that a child process that uses the GPU is killed too."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def told(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, str]:
-    """The last line of a process and, where it failed, why; all that it complained of goes to stderr then."""
+def run_script(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, str]:
+    """Run a script; return its last line and an empty string, or an empty line and its error."""
     command = [sys.executable, str(HERE / script), *arguments]
-    _ends_with_its_processes()
+    _exit_on_sigterm()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, cwd=HERE)
     except subprocess.TimeoutExpired as late:
@@ -47,20 +47,20 @@ def told(script: str, *arguments: str, seconds: float = SECONDS) -> tuple[str, s
 
 
 def row_of(line: str, error: str) -> dict[str, Any]:
-    """What a process told of its run as JSON, or its error."""
+    """Return the JSON object of a script's last line, or a row with its error."""
     row: dict[str, Any] = {"error": error} if error else json.loads(line)
     return row
 
 
-def wrong_in(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
-    """What is wrong with the runs of a workload: losses that differ, and each that failed."""
+def failures_of(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line if the runs of a workload have different losses, and a line for each failed run."""
     differ = len({row["losses"] for row in rows.values() if "losses" in row}) > 1
     failed = [f"{name}: {way}: {row['error']}" for way, row in rows.items() if "error" in row]
     return [f"{name}: the losses differ"] * differ + failed
 
 
 def show(title: str, columns: tuple[str, ...], rows: dict[str, list[str]]) -> None:
-    """A table; a row's name comes first, and a row of one cell is a sentence, which goes last."""
+    """Print a table; a row starts with its name, and a single cell (a sentence) goes into the last column."""
     from rich.console import Console
     from rich.table import Table
 
@@ -73,7 +73,7 @@ def show(title: str, columns: tuple[str, ...], rows: dict[str, list[str]]) -> No
 
 
 def finish(results: dict[str, Any], wrong: list[str], file: Path | None) -> int:
-    """Write the results where wanted, and what is wrong to stderr; 1 if anything is."""
+    """Write the results to a file, if any, and the failures to stderr; return 1 if there are failures."""
     if file is not None:
         file.write_text(json.dumps(results, indent=1) + "\n")
     for line in wrong:

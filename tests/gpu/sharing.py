@@ -1,4 +1,4 @@
-"""Two frameworks on one memory: ``sharing.py torch rmm`` prints "holds"."""
+"""Check that two frameworks share memory: ``sharing.py torch rmm`` prints "holds"."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from mempool import sharing
 
 BYTES = 64 << 20
-#: What each adapter is told beside ``share``.
+#: Further options of each adapter.
 OPTIONS: dict[str, dict[str, Any]] = {"torch": {"device": "cuda:0", "backend": "pluggable"}}
 
 
 def buffer(framework: str) -> tuple[int, Any]:
-    """Address of a new buffer, all ones, and what keeps it alive."""
+    """Return the address of a new buffer of ones, and its owner."""
     if framework == "torch":
         import torch
 
@@ -42,7 +42,7 @@ def buffer(framework: str) -> tuple[int, Any]:
 
 
 def main(first: str, second: str) -> None:
-    """What one frees is the other's, and back, and nothing more is held for it."""
+    """Check that each framework reuses memory freed by the other, without a new reservation."""
     adapters = {name: importlib.import_module(f"mempool.{name}") for name in (first, second)}
     installed = adapters[first].install(background=False, **OPTIONS.get(first, {}))
     adapters[second].install(share=installed, background=False, **OPTIONS.get(second, {}))

@@ -1,8 +1,8 @@
-"""Swapping beside what people use today, on this machine's GPU: the table of each model.
+"""Swapping compared with other methods on this machine's GPU: one table for each model.
 
     python tests/gpu/swapping.py [--only MODEL ...] [--json FILE] [--shares-only]
 
-Without a GPU it says so and ends with 0; losses that differ from the plain run's end it with 1.
+The exit status is 0 without a GPU, and 1 if losses differ from those of the plain run.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from runs import why_not
+from runs import gpu_unavailable_reason
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 
 def main() -> int:
-    """Compare; 1 if a loss is another, or a run of ours failed."""
-    if (reason := why_not("torch")) is not None:
+    """Print the tables; return 1 if losses differ or a run within a limit fails."""
+    if (reason := gpu_unavailable_reason("torch")) is not None:
         sys.stdout.write(f"nothing to compare: {reason}\n")
         return 0
     import swapping_peers

@@ -1,4 +1,4 @@
-"""The comparison of allocators on a machine that has nothing to compare."""
+"""Tests of the comparison of allocators on a machine without a GPU."""
 
 from __future__ import annotations
 

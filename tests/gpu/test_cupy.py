@@ -1,4 +1,4 @@
-"""What must hold on a GPU under CuPy: see cupy_checks.py."""
+"""Tests of CuPy on a GPU: the checks of cupy_checks.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cupy_gpu")]
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_check_holds_with_cupy(check: str) -> None:
-    answer, error = runs.told("cupy_checks.py", check)
+    answer, error = runs.run_script("cupy_checks.py", check)
     assert error == ""
     if answer.startswith("skipped"):
         pytest.skip(answer)

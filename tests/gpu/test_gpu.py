@@ -1,4 +1,4 @@
-"""Tests of PyTorch on a GPU: the checks of checks.py, trainings within limits, the engine of offloads."""
+"""Tests of PyTorch on a GPU: the checks of checks.py, training within limits, and the offload engine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch_gpu")]
 
 @pytest.mark.parametrize("check", compare.CHECKS)
 def test_check_holds_with_pytorch(check: str) -> None:
-    answer, error = runs.told("checks.py", check)
+    answer, error = runs.run_script("checks.py", check)
     assert (answer, error) == ("holds", "")
 
 
 @pytest.mark.parametrize("workload", compare.NAMES)
 def test_training_is_the_same_to_the_bit(workload: str) -> None:
     told = {
-        way: json.loads(runs.told("worker.py", way, workload)[0]) for way in ("native", "mempool", "growing")
+        way: json.loads(runs.run_script("worker.py", way, workload)[0])
+        for way in ("native", "mempool", "growing")
     }
     assert len({way["losses"] for way in told.values()}) == 1
 
 
 def trained(way: str, model: str, limit: int = 0) -> dict[str, Any]:
-    line, error = runs.told("limited.py", way, model, str(limit), seconds=250)
+    line, error = runs.run_script("limited.py", way, model, str(limit), seconds=250)
     assert error == "", (way, limit)
     told: dict[str, Any] = json.loads(line)
     return told
@@ -63,8 +64,8 @@ def test_rewriting_changes_no_bit(way: str, model: str) -> None:
     assert within["peak_bytes"] <= limit
 
 
-def made(host_bytes: int) -> Any:
-    """The engine of the first GPU."""
+def cuda_engine(host_bytes: int) -> Any:
+    """Return the offload engine of the first GPU."""
     import torch
 
     from mempool.torch.offload.cuda_engine import CudaEngine
@@ -73,10 +74,10 @@ def made(host_bytes: int) -> Any:
 
 
 def test_reloaded_bytes_equal_offloaded_bytes_on_any_stream() -> None:
-    """Copies, kernels that write before and after, and memory that is taken again, by three streams."""
+    """Three streams copy, run kernels that write before and after the copies, and reuse the memory."""
     import torch
 
-    device, numbers, engine = torch.device("cuda", 0), random.Random(0), made(1 << 30)
+    device, numbers, engine = torch.device("cuda", 0), random.Random(0), cuda_engine(1 << 30)
     streams = [torch.cuda.current_stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)]
     for turn in range(200):
         size, value = numbers.randrange(1, 8 << 20), turn % 250 + 1
@@ -87,7 +88,7 @@ def test_reloaded_bytes_equal_offloaded_bytes_on_any_stream() -> None:
             engine.wait(leaving)
             engine.fence()
             del data, leaving
-            torch.full((size,), 255, dtype=torch.uint8, device=device)  # where it was
+            torch.full((size,), 255, dtype=torch.uint8, device=device)  # likely in the same place
             back = torch.empty(size, dtype=torch.uint8, device=device)
             engine.wait(engine.reload(copy, back))
         with torch.cuda.stream(numbers.choice(streams)):
@@ -99,7 +100,7 @@ def test_reloaded_bytes_equal_offloaded_bytes_on_any_stream() -> None:
 
 
 def test_the_link_is_that_of_locked_memory() -> None:
-    engine = made(1 << 28)
+    engine = cuda_engine(1 << 28)
     link = engine.link()
     assert 1e9 < 1 / link.out_per_byte < 1e12
     assert 1e9 < 1 / link.in_per_byte < 1e12
@@ -112,10 +113,10 @@ def test_copies_are_requested_without_waiting_and_pinned_memory_stays_within_its
 
     from mempool.torch.offload.engine import HostFullError
 
-    engine = made(256 << 20)
+    engine = cuda_engine(256 << 20)
     engine.reserve(200 << 20)
     data = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
-    torch.cuda._sleep(1 << 30)  # half a second of the stream's
+    torch.cuda._sleep(1 << 30)  # keeps the stream busy for half a second
     asked = [engine.offload(data) for _ in range(3)]
     assert not any(transfer.ended.query() for _, transfer in asked)
     with pytest.raises(HostFullError):

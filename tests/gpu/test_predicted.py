@@ -1,4 +1,4 @@
-"""Peaks that fit predicts beside the counters of a GPU; tests/rehearsal has the same on the stand-in."""
+"""Predicted peaks compared with the counters of a GPU; tests/rehearsal does the same on the stand-in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.gpu
 @pytest.mark.usefixtures("torch_gpu")
 def test_peaks_are_as_predicted(tmp_path: Path) -> None:
-    """For six models at least, within `predicted.BOUND` of what PyTorch's allocator counts."""
+    """At least six peaks are within `predicted.BOUND` of the counters of PyTorch's allocator."""
     script, file = Path(__file__).with_name("predicted.py"), tmp_path / "rows.json"
     done = subprocess.run(
         [sys.executable, str(script), "--json", str(file)], capture_output=True, text=True, check=False
@@ -26,4 +26,4 @@ def test_peaks_are_as_predicted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("predicted", "wrong"), [(110, False), (111, True), (90, False), (89, True)])
 def test_a_prediction_beyond_the_bound_is_too_far(predicted: int, wrong: bool) -> None:
     gib = 1 << 30
-    assert comparison.too_far({"allocated": 100 * gib, "predicted_allocated": predicted * gib}) == wrong
+    assert comparison.exceeds_bound({"allocated": 100 * gib, "predicted_allocated": predicted * gib}) == wrong

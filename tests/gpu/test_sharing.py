@@ -1,4 +1,4 @@
-"""Each pair of frameworks on one memory of a GPU: see sharing.py."""
+"""Tests of each pair of frameworks that share a GPU's memory: see sharing.py."""
 
 from __future__ import annotations
 

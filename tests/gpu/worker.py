@@ -1,10 +1,10 @@
-"""One training run on a GPU under one allocator, in a process of its own; prints what it measured as JSON.
+"""Train on a GPU under one allocator; print the measurements as JSON.
 
 python worker.py native|expandable|async|mempool|growing|guest WORKLOAD [BYTES]
 
-Each workload is trained for so many of its periods that a plan is in effect, and its last ones are timed.
-With BYTES the allocator may hold that much, 0 for as much as there is, and what is told is whether training
-came to its end, as a user's does: planned by the thread, while the host runs ahead.
+Each workload is trained until a plan is in effect, and the last steps are timed. BYTES limits the memory that
+the allocator holds (0: no limit). With BYTES the planner runs in its thread, as in a user's program, and the
+output tells whether training has run out of memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ GUESTS = ("guest", "guest plain")
 
 
 def prepare(way: str, plan: str | None = None) -> Any:
-    """Choose the allocator before CUDA is in use, with a saved plan; return the pool, or None."""
+    """Choose the allocator before CUDA is initialised, with a saved plan if given.
+
+    Return the pool, or None.
+    """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if way in CONFIGURATIONS:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = CONFIGURATIONS[way]
@@ -48,7 +51,7 @@ def prepare(way: str, plan: str | None = None) -> Any:
 
 
 def keep_within(limit: int) -> None:
-    """Let PyTorch's allocator hold no more than these bytes; 0: as much as there is."""
+    """Limit the bytes that PyTorch's allocator holds; 0: no limit."""
     import torch
 
     if limit:
@@ -57,21 +60,24 @@ def keep_within(limit: int) -> None:
 
 
 def alloc_and_free_ns() -> float:
-    """Nanoseconds for a tensor of 1 MiB to come and go, once that has been going on for long."""
+    """Return the nanoseconds of an allocation and free of a 1 MiB tensor after many repetitions."""
     import torch
 
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel for each would be what is timed
+    torch.utils.deterministic.fill_uninitialized_memory = False  # otherwise the time of a kernel is measured
     for _ in range(4):
         begin = time.perf_counter_ns()
         for _ in range(20_000):
             torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
         took = time.perf_counter_ns() - begin
-        time.sleep(0.3)  # for whoever plans
+        time.sleep(0.3)  # leaves time for the planner
     return took / 20_000
 
 
-def stepping(workload: str, pool: Any) -> Callable[[int], torch.Tensor]:
-    """What trains a step by its number and returns its loss; the optimizer's steps mark iterations."""
+def training_step(workload: str, pool: Any) -> Callable[[int], torch.Tensor]:
+    """Return a function that trains the step of a number and returns its loss.
+
+    The pool watches the optimizer.
+    """
     import torch
     from workloads import WORKLOADS
 
@@ -92,8 +98,8 @@ def stepping(workload: str, pool: Any) -> Callable[[int], torch.Tensor]:
     return step
 
 
-def held_and_lost(losses: list[torch.Tensor]) -> dict[str, Any]:
-    """What was alive and held in this process so far; and losses, the same if they are so to the bit."""
+def memory_and_losses(losses: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the peaks of live and reserved memory in this process, and a digest of the losses."""
     import torch
 
     text = ",".join(float(loss).hex() for loss in losses)
@@ -106,14 +112,14 @@ def held_and_lost(losses: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def train(way: str, workload: str) -> dict[str, Any]:
-    """Train; what it took."""
+    """Train; return the measurements of the timed steps."""
     pool = prepare(way)
     import torch
     from workloads import PERIODS
 
     steps, timed = PERIODS[workload]
     before = torch.cuda.mem_get_info()[0]
-    step = stepping(workload, pool)
+    step = training_step(workload, pool)
     losses: list[torch.Tensor] = []
     begin = 0.0
     outcomes: dict[str, int] = {}
@@ -121,14 +127,14 @@ def train(way: str, workload: str) -> dict[str, Any]:
         if number <= steps - timed:
             torch.cuda.synchronize()
             if pool is not None:
-                pool.plan_now()  # the host may have asked for all steps before a thread has a plan
+                pool.plan_now()  # the host might queue all steps before the planner's thread has a plan
                 outcomes = pool.client.stats()["outcomes"]
             begin = time.perf_counter()
         losses.append(step(number))
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - begin) / timed
     used = before - torch.cuda.mem_get_info()[0]
-    told = held_and_lost(losses) | {
+    told = memory_and_losses(losses) | {
         "steps_per_second": 1 / seconds,
         "used_bytes": used,
         "device": torch.cuda.get_device_name(),
@@ -145,8 +151,8 @@ def train(way: str, workload: str) -> dict[str, Any]:
     return told | {"alloc_free_ns": alloc_and_free_ns()}
 
 
-def within(way: str, workload: str, limit: int) -> dict[str, Any]:
-    """Train with no more than these bytes held, if they are not 0; where it ended, and what was held."""
+def train_within(way: str, workload: str, limit: int) -> dict[str, Any]:
+    """Train within a limit in bytes (0: none); return the number of complete steps and the measurements."""
     pool = prepare(way)
     import torch
     from workloads import PERIODS
@@ -155,12 +161,12 @@ def within(way: str, workload: str, limit: int) -> dict[str, Any]:
     losses: list[torch.Tensor] = []
     begin = time.perf_counter()
     try:
-        step = stepping(workload, pool)
+        step = training_step(workload, pool)
         losses.extend(step(number) for number in range(PERIODS[workload][0]))
     except torch.OutOfMemoryError as error:
         return {"steps": len(losses), "out_of_memory": str(error)[:300]}
     torch.cuda.synchronize()
-    told = held_and_lost(losses) | {
+    told = memory_and_losses(losses) | {
         "steps": len(losses),
         "seconds": time.perf_counter() - begin,
         "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
@@ -173,4 +179,4 @@ def within(way: str, workload: str, limit: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     chosen, sizes = sys.argv[1:3], [int(size) for size in sys.argv[3:]]
-    sys.stdout.write(json.dumps(within(*chosen, *sizes) if sizes else train(*chosen)) + "\n")
+    sys.stdout.write(json.dumps(train_within(*chosen, *sizes) if sizes else train(*chosen)) + "\n")

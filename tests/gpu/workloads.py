@@ -1,4 +1,4 @@
-"""Training loops for a GPU, in the sizes that fill one; the same data and parameters for the same seed."""
+"""Training loops of sizes that fill a GPU, with data and parameters determined by a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = "cuda"
 
 
 class Network(nn.Module):
-    """Six times convolution, batch norm and ReLU."""
+    """A network of six blocks of convolution, batch norm and ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Network(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron."""
+    """A transformer layer: attention and a perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """As many layers of GPT-2's width as wanted."""
+    """A transformer with a given number of layers of GPT-2's width."""
 
     def __init__(self, layers: int, width: int = 768, words: int = 50304, length: int = 1024) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def _random(number: int) -> torch.Generator:
 
 
 def cnn() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
-    """A small convolutional network on large batches."""
+    """Return a small convolutional network and its loss on large batches."""
 
     def loss(model: nn.Module, number: int) -> Tensor:
         images = torch.randn(512, 3, 64, 64, device=DEVICE, generator=_random(number))
@@ -94,12 +94,12 @@ def _text_loss(model: nn.Module, number: int, batch: int, length: int) -> Tensor
 
 
 def gpt() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
-    """GPT-2's size at a large batch."""
+    """Return a model of GPT-2's size and its loss on large batches."""
     return Transformer(12), lambda model, number: _text_loss(model, number, 16, 1024)
 
 
 def lengths() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
-    """A length of its own for each batch, out of many: what fragments memory."""
+    """Return a transformer and its loss on batches of 13 lengths in turn, which fragment memory."""
 
     def loss(model: nn.Module, number: int) -> Tensor:
         length = 128 + 64 * ((number * 7) % 13)
@@ -109,7 +109,7 @@ def lengths() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
 
 
 def any_length() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
-    """A length for each batch out of 113, in no order that comes again."""
+    """Return a transformer and its loss on batches of 113 lengths in random order."""
 
     def loss(model: nn.Module, number: int) -> Tensor:
         length = 128 + 8 * random.Random(number).randrange(113)
@@ -118,6 +118,6 @@ def any_length() -> tuple[nn.Module, Callable[[nn.Module, int], Tensor]]:
     return Transformer(12), loss
 
 
-#: So many steps in all, and of these so many are timed: the last iterations of each period.
+#: Number of steps of each workload, and number of timed steps, which are the last.
 PERIODS = {"cnn": (40, 20), "gpt": (24, 12), "lengths": (6 * 13, 13), "any length": (120, 40)}
 WORKLOADS = {"cnn": cnn, "gpt": gpt, "lengths": lengths, "any length": any_length}

@@ -1,4 +1,4 @@
-"""Files from before a rehearsal: no process changes them, and each sees what it would have changed."""
+"""Files older than a rehearsal stay unchanged, and each process sees its own changes."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ def python(folder: Path, *lines: str) -> tuple[list[str], list[str]]:
         "open('old/link', 'w').write('through a link')",
         "subprocess.run('echo new >> old/a', shell=True, check=True)",
         "subprocess.run(['sed', '-i', 's/old/new/', 'old/a'], check=True)",
+        "subprocess.run(['bash', '-c', 'echo new > old/a'], env={'PATH': os.environ['PATH']}, check=True)",
+        "os.posix_spawn('/bin/sh', ['sh', '-c', 'echo new > old/a'], {}); os.wait()",
     ],
 )
 def test_program_reads_written_content_of_a_file_that_stays_unchanged(folder: Path, line: str) -> None:

@@ -57,7 +57,10 @@ WRITES: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
 
 
 def programs(variables: int = 4) -> st.SearchStrategy[list[Step]]:
-    """Steps over so many variables, which begin as arrays of one to three rows and two columns."""
+    """Draw the steps of a program.
+
+    Its variables are initially arrays of one to three rows and two columns.
+    """
     variable = st.integers(0, variables - 1)
     kinds = (
         st.tuples(st.just("binary"), st.sampled_from(BINARY), variable, variable, variable),
@@ -75,12 +78,12 @@ def programs(variables: int = 4) -> st.SearchStrategy[list[Step]]:
 
 
 def start(variables: int = 4) -> list[Any]:
-    """The arrays that a program begins with."""
+    """Return the initial arrays of a program."""
     return [np.arange(2.0 * (1 + at % 3)).reshape(-1, 2) - at for at in range(variables)]
 
 
 def run(program: list[Step], arrays: list[Any]) -> list[Any]:
-    """Do the steps that NumPy allows on some arrays, and give those that the variables end with."""
+    """Run the steps that NumPy allows; return the final arrays of the variables."""
     for step in program:
         try:
             do(step, arrays)
@@ -90,7 +93,7 @@ def run(program: list[Step], arrays: list[Any]) -> list[Any]:
 
 
 def do(step: Step, arrays: list[Any]) -> None:
-    """Do one step."""
+    """Run one step."""
     kind, *given = step
     if kind == "binary":
         arrays[given[3]] = getattr(np, given[0])(arrays[given[1]], arrays[given[2]])
@@ -115,7 +118,7 @@ def do(step: Step, arrays: list[Any]) -> None:
 
 
 class Model:
-    """What a program does to buffers, by the names of its steps alone.
+    """Model of a program's effects on buffers, derived from the names of its steps alone.
 
     Attributes:
         events: (kind, buffer, operation): A, F, R or W.
@@ -128,7 +131,7 @@ class Model:
         self.events = [("A", at, "") for at in self.of]
 
     def run(self, program: list[Step]) -> None:
-        """Do the steps."""
+        """Run the steps."""
         for step in program:
             before = list(self.arrays)
             try:
@@ -140,7 +143,7 @@ class Model:
             self.tell(step)
 
     def refused(self, step: Step) -> None:
-        """What raises is taken to have touched its operands."""
+        """Record accesses to the operands of a step that raises."""
         kind, *given = step
         if kind == "binary":
             self.touch(given[0], given[1:3], [])
@@ -148,7 +151,7 @@ class Model:
             self.tell(step)
 
     def tell(self, step: Step) -> None:
-        """The events of a step that was done."""
+        """Record the events of a completed step."""
         kind, *given = step
         if kind == "binary":
             self.makes(given[0], given[1:3], given[3])
@@ -173,7 +176,7 @@ class Model:
             self.assign(given[1], self.of[given[0]])
 
     def makes(self, name: str, reads: list[int], to: int) -> None:
-        """A new buffer is made of some, and takes the place of a variable's."""
+        """Record a new buffer computed from others, which replaces the buffer of a variable."""
         new, self.count = self.count, self.count + 1
         self.events.append(("A", new, name))
         self.touch(name, reads, [])
@@ -181,12 +184,12 @@ class Model:
         self.assign(to, new)
 
     def touch(self, name: str, reads: list[int], writes: list[int]) -> None:
-        """Buffers are read and written, each once."""
+        """Record reads and writes of buffers, each once."""
         self.events += [("R", buffer, name) for buffer in dict.fromkeys(self.of[one] for one in reads)]
         self.events += [("W", buffer, name) for buffer in dict.fromkeys(self.of[one] for one in writes)]
 
     def assign(self, variable: int, buffer: int) -> None:
-        """A variable names another buffer; one without a name is freed."""
+        """Let a variable name another buffer, and free the buffer that loses its last name."""
         old, self.of[variable] = self.of[variable], buffer
         if old not in self.of:
             self.events.append(("F", old, ""))

@@ -1,4 +1,4 @@
-"""Combinations of parameters: each run tries a part of them, and -m full the rest."""
+"""Combinations of parameters: a normal run tests some of them, and ``-m full`` the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def some(*values: Sequence[object], every: int) -> list[object]:
-    """Return all combinations, of which only every so-manieth is no long form.
+    """Return all combinations; all but each `every`-th have the mark "full".
 
     No length may divide `every`, so that each value is tried.
     """

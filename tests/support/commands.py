@@ -1,4 +1,4 @@
-"""Programs under plain Python and under ``mempool run``, and what became of them."""
+"""Runs of programs under plain Python and under ``mempool run``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome:
 def start(
     folder: Path, *command: str, flags: tuple[str, ...] = (), **environment: str
 ) -> subprocess.Popen[str]:
-    """Plain Python in a folder; of this environment, PYTHONPATH and the pool's settings are left out."""
+    """Start plain Python in a folder, without this environment's PYTHONPATH and settings of the pool."""
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("MEMPOOL")}
     inherited["MEMPOOL_REMEMBER"] = "0"  # plans of earlier runs would change what is tested
     return subprocess.Popen(
@@ -40,7 +40,7 @@ def start(
 
 
 def outcome(process: subprocess.Popen[str], given: str = "") -> Outcome:
-    """Output, errors and status; addresses are left out, they are different in every process."""
+    """Return output, errors and status, without addresses, which differ between processes."""
     texts = (re.sub("0x[0-9a-f]+", "0x", text) for text in process.communicate(given, timeout=120))
     return Outcome(*texts, process.returncode)
 
@@ -48,7 +48,7 @@ def outcome(process: subprocess.Popen[str], given: str = "") -> Outcome:
 def both(
     folder: Path, *command: str, given: str = "", flags: tuple[str, ...] = (), **environment: str
 ) -> tuple[Outcome, Outcome]:
-    """What plain Python and the pool make of the same command line."""
+    """Return the outcomes of a command line under plain Python and under the pool."""
     plain = start(folder, *command, flags=flags, **environment)
     pooled = start(folder, *MEMPOOL, "--quiet", *command, flags=flags, **environment)
     return outcome(plain, given), outcome(pooled, given)

@@ -1,4 +1,4 @@
-"""The native client alone, with plans made by hand, watched by an observer that trusts nobody."""
+"""The native client with plans made by hand and an observer that checks all addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pattern(
     least: Sequence[int] | None = None,
     low_water: int = 0,
 ) -> _core.Pattern:
-    """A pattern of one sequence, or more: ``others`` are (sequence, stream, sizes, offsets).
+    """Return a pattern of one sequence, or of several: ``others`` are (sequence, stream, sizes, offsets).
 
     Without offsets every position has a place of its own. A row of offsets: one for each unrolled iteration.
     ``least``: the least sizes of an envelope. ``low_water``: before which position least is alive.
@@ -84,7 +84,7 @@ class Core:
         assert self.client.free(address, stream)
 
     def run(self, sizes: Sequence[int], stream: int = 0) -> int:
-        """Allocate all, then free all; how many hit."""
+        """Allocate all sizes, then free the buffers; return the hits."""
         before = self.hits
         addresses = [self.allocate(size, stream) for size in sizes]
         hit = self.hits - before

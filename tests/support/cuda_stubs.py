@@ -1,4 +1,4 @@
-"""A GPU for PyTorch's own Python: the functions of `torch._C` that it asks, which builds for the CPU lack."""
+"""Stand-ins for CUDA functions of `torch._C` that CPU builds of PyTorch lack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = tuple(statistics.FUNCTIONS)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, devices: int = 1) -> list[str]:
-    """PyTorch believes in GPUs with a plugged-in allocator; the names of what was refused come here."""
+    """Make PyTorch see GPUs with a pluggable allocator; collect the names of refused functions."""
     refused: list[str] = []
 
     def refusing(name: str) -> Any:

@@ -1,9 +1,9 @@
-"""CuPy's own memory pool, on a driver that is none, beside the model of it: run in a process of its own.
+"""Comparison of CuPy's own memory pool, on a fake driver, with the model of that pool.
 
     python cupy_judge.py SEEDS
 
-CuPy asks the CUDA runtime which device is current, and there is none. That function, as Cython exports it to
-CuPy's modules, is replaced before they import it.
+CuPy asks the CUDA runtime for the current device. Cython exports that function to CuPy's modules; the script
+replaces it before they import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _kept: list[Any] = []
 
 
 def answer(functions: dict[str, Any], name: str, value: int) -> None:
-    """Have an exported function without arguments answer with this number from now on."""
+    """Replace an exported function without arguments by one that returns a number."""
     python = ctypes.pythonapi
     python.PyCapsule_GetName.restype = ctypes.c_char_p
     python.PyCapsule_GetName.argtypes = (ctypes.py_object,)
@@ -36,7 +36,7 @@ def answer(functions: dict[str, Any], name: str, value: int) -> None:
 
 
 class Held:
-    """Memory of the driver, for as long as CuPy keeps this."""
+    """Owner of driver memory, which is freed with this object."""
 
     def __init__(self, driver: Driver, address: int) -> None:
         self.driver, self.address = driver, address
@@ -46,7 +46,10 @@ class Held:
 
 
 def judge(seed: int, *, limit: int, set_limit: int = 0) -> int:
-    """How many requests failed; the model and CuPy agree on each, and on all that CuPy tells of itself."""
+    """Assert that model and CuPy agree on each request and on CuPy's statistics.
+
+    Return the failed requests.
+    """
     from cupy.cuda import memory, stream
     from cupy_backends.cuda.api import runtime
 

@@ -1,4 +1,4 @@
-"""CuPy's devices without a GPU: the test says what is current, and addresses are simulated or fake."""
+"""CuPy's devices without a GPU: the test sets the current device, and addresses are simulated or fake."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NAMES = {
 
 
 def capsule(address: int, name: bytes) -> Any:
-    """A C function as Cython exports it; the name must live on."""
+    """Return a C function as Cython exports it; the caller keeps the name alive."""
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make(address, name, None)
 
 
 class Current:
-    """The calling thread's current device and stream, in C."""
+    """The calling thread's current device and stream, kept in C."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.PyDLL(str(library))
@@ -56,7 +56,7 @@ class Current:
 
 
 class FakePlatform:
-    """Devices that a function makes; the current ones in C, or in Python."""
+    """A platform whose devices a function makes, with the current device kept in C or in Python."""
 
     def __init__(
         self, current: Current, device: Callable[[int], _core.Device], *, python: bool = False
@@ -75,10 +75,10 @@ class FakePlatform:
 
 
 def install(platform: FakePlatform, **options: Any) -> CupyPool:
-    """As `mempool.cupy.install`, on this platform; the planner looks when the test says so."""
+    """Install like `mempool.cupy.install` on this platform, without a planner thread."""
     return _install(platform, {"background": False, **options})
 
 
 def make(platform: FakePlatform, **options: Any) -> CupyPool:
-    """Not installed."""
+    """Make a pool without installing it."""
     return CupyPool(platform=platform, background=False, **options)

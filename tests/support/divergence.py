@@ -22,13 +22,13 @@ RECOVERED = 16
 
 
 class Planning:
-    """A pool's core with the real planner, at work now and then as its thread would be.
+    """A pool's core with the real planner, which runs after every few allocations instead of in a thread.
 
     Plans depend on the program alone: looking costs nothing.
     """
 
     def __init__(self, *, marks: bool = True, every: int = 50, events: int = 1 << 16) -> None:
-        """Begin to record.
+        """Start a recording.
 
         Args:
             marks: whether the program's marks are passed on.

@@ -1,4 +1,4 @@
-"""The fake CUDA driver of mempool/rehearsal/native/driver/: set up, let go on and looked at from Python."""
+"""Python interface of the fake CUDA driver in mempool/rehearsal/native/driver/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 #: Modes of captures and of threads towards them.
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 OUT_OF_MEMORY, INVALID_VALUE, DEINITIALIZED, NOT_INITIALIZED = 2, 1, 4, 3
-#: Functions that get memory, by its kind.
+#: Functions that allocate memory, by kind of memory.
 GETS_MEMORY = {
     "plain": ("cuMemAlloc_v2",),
     "growing": ("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"),
@@ -77,14 +77,14 @@ _TYPES = {
 
 
 class FakeCuda:
-    """A driver with so many devices, or as it is.
+    """A driver with a number of devices, or in its present state.
 
-    Streams are of the first one's primary context, if no other is named.
+    Streams belong to the first device's primary context by default.
 
     Work is done when ``finish`` lets its stream go on, or when somebody waits for it.
 
     Attributes:
-        by_hand: the test gives memory back itself, or does not.
+        by_hand: the test frees memory itself, and may leave some behind.
     """
 
     def __init__(self, library: Path, devices: int | None = 2) -> None:
@@ -116,7 +116,7 @@ class FakeCuda:
         self._call("set_capacity", device, capacity)
 
     def set_lockable(self, size: int) -> None:
-        """Refuse to page-lock more than `size` bytes of the host in all."""
+        """Limit the page-locked bytes of the host."""
         self._call("set_lockable", size)
 
     def set_alignment(self, alignment: int) -> None:
@@ -126,19 +126,19 @@ class FakeCuda:
         self._call("set_attribute", device, attribute, value)
 
     def set_granularity(self, granularity: int) -> None:
-        """Of pages, in bytes."""
+        """Set the size of pages in bytes."""
         self._call("set_granularity", granularity)
 
     def fail(self, symbol: str, code: int = INVALID_VALUE, *, after: int = 0, times: int = 1 << 30) -> None:
-        """After so many more calls of a function, so many fail; ``times=0`` mends it."""
+        """Let `times` calls of a function fail after `after` successful calls; ``times=0``: no failures."""
         self._call("fail", symbol.encode(), code, after, times)
 
     def slow(self, symbol: str, ms: int) -> None:
-        """Calls of a function take so long, and others may call meanwhile."""
+        """Delay each call of a function; other threads can call the driver meanwhile."""
         self._call("slow", symbol.encode(), ms)
 
     def shut_down(self) -> None:
-        """From now on the driver answers as it does while the process ends, and has no memory back."""
+        """Let all calls fail as they do at the end of a process; memory is not returned."""
         self.by_hand = True
         self._call("shut_down")
 
@@ -148,7 +148,7 @@ class FakeCuda:
         return self._call("primary", device)
 
     def context(self, device: int = 0) -> int:
-        """A new context beside the primary one."""
+        """Make a further context next to the primary one."""
         return self._call("context", device)
 
     @property
@@ -160,12 +160,12 @@ class FakeCuda:
         return self._call("context_depth")
 
     def set_current(self, context: int) -> None:
-        """Make it the calling thread's only context; 0: none."""
+        """Set the calling thread's only context; 0: none."""
         self._call("set_current", context)
 
     @property
     def mode(self) -> int:
-        """The calling thread's mode towards captures."""
+        """Set the calling thread's capture mode."""
         return self._call("mode")
 
     # --- streams
@@ -177,15 +177,15 @@ class FakeCuda:
         self._call("finish", stream, self.primary())
 
     def pending(self, stream: int) -> int:
-        """Works queued and not done."""
+        """Return the number of queued tasks."""
         return self._call("pending", stream, self.primary())
 
     def write(self, stream: int, address: int, size: int, value: int) -> None:
-        """A kernel that writes a value to all bytes."""
+        """Queue a kernel that writes a value to all bytes."""
         assert self._call("write", stream, self.primary(), address, size, value) == 0
 
     def expect(self, stream: int, address: int, size: int, value: int, device: int = 0) -> None:
-        """A kernel that wants all bytes to have a value; it is a fault if they do not."""
+        """Queue a kernel that reports a fault unless all bytes have a value."""
         assert self._call("expect", stream, self.primary(device), address, size, value) == 0
 
     # --- captures
@@ -197,15 +197,15 @@ class FakeCuda:
         return self._call("capture_status", stream, self.primary()) != 0
 
     def is_broken(self, stream: int) -> bool:
-        """Whether something has invalidated the capture."""
+        """Return true if the capture is invalidated."""
         return self._call("capture_status", stream, self.primary()) == 2
 
     def fork(self, origin: int, side: int) -> None:
-        """A program makes another stream part of the capture."""
+        """Join another stream to the capture."""
         assert self._call("fork", origin, side, self.primary()) == 0
 
     def end_capture(self, stream: int) -> int:
-        """The graph's number, or minus the error."""
+        """End the capture; return the number of the graph, or a negative error."""
         return self._call("end_capture", stream, self.primary())
 
     def launch(self, graph: int, stream: int) -> None:
@@ -231,30 +231,30 @@ class FakeCuda:
 
     @property
     def live_memories(self) -> int:
-        """Pieces of physical memory, of which pages are made."""
+        """Return the number of live physical allocations, which back the pages."""
         return self._call("live_memories")
 
     @property
     def live_streams(self) -> int:
-        """That the driver was asked for."""
+        """Return the number of created streams that still exist."""
         return self._call("live_streams")
 
     def page_faults(self, device: int = 0) -> int:
-        """Pages of managed memory that a kernel has missed."""
+        """Return the number of page faults of kernels on managed memory."""
         return self._call("page_faults", device)
 
     def access(self, address: int) -> set[int]:
-        """The devices that may use the page that begins there."""
+        """Return the devices with access to the page at an address."""
         return {index for index in range(2) if self._call("has_access", address, index)}
 
     @property
     def log(self) -> list[str]:
-        """Every call of the driver since the last reset, by its symbol."""
+        """Return the symbols of all driver calls since the last reset."""
         return self._texts("logged", "log")
 
     @property
     def advice(self) -> list[tuple[int, int, int, int]]:
-        """Address, bytes, advice and device of each."""
+        """Return (address, bytes, advice, device) of each advice."""
         return [tuple(map(int, text.split())) for text in self._texts("advised", "advice")]  # type: ignore[misc]
 
     def primary_retained(self, device: int = 0) -> int:
@@ -262,7 +262,7 @@ class FakeCuda:
 
     @property
     def faults(self) -> list[str]:
-        """What no correct program does, as far as it happened since the last reset."""
+        """Return the faults of the program since the last reset."""
         return self._texts("faults", "fault")
 
     def _texts(self, count: str, one: str) -> list[str]:
@@ -277,7 +277,7 @@ class FakeCuda:
 def calls(
     fake: FakeCuda, device: _core.CudaDevice | int | None = 0, memory: str = "plain"
 ) -> _core.DeviceCalls:
-    """What a pool asks of a device, one call at a time; the test may leave memory behind."""
+    """Yield the device calls of a pool; the test may leave memory behind."""
     from mempool import _core
 
     fake.by_hand = True
@@ -285,7 +285,7 @@ def calls(
 
 
 def on_another_thread(work: Callable[[], T]) -> T:
-    """What it answers there."""
+    """Return the result of a function in another thread."""
     answers: list[T] = []
     thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()
@@ -294,7 +294,10 @@ def on_another_thread(work: Callable[[], T]) -> T:
 
 
 def eventually(true: Callable[[], object]) -> bool:
-    """Whether it comes true: what is a thread's own ends a moment after the thread does for Python."""
+    """Return whether a condition holds soon.
+
+    Thread-local objects end shortly after the thread does in Python.
+    """
     deadline = time.monotonic() + 60
     while not true():
         if time.monotonic() > deadline:

@@ -16,7 +16,7 @@ from torch._C import _DisableTorchDispatch
 
 
 class Event:
-    """What a stream reaches."""
+    """An event that a stream reaches."""
 
     def __init__(self, device: FakeRuntime) -> None:
         self._device = device
@@ -29,14 +29,14 @@ class Event:
         self._device.run_until(self.query)
 
     def elapsed_time(self, later: Event) -> float:
-        """Milliseconds."""
+        """Return the milliseconds between two events."""
         assert self.reached is not None
         assert later.reached is not None
         return later.reached - self.reached
 
 
 class Stream:
-    """Tasks in order; an event among them is waited for."""
+    """A queue of tasks, some of which wait for events."""
 
     def __init__(self, device: FakeRuntime) -> None:
         self._device = device
@@ -54,19 +54,18 @@ class Stream:
 
     @property
     def runs(self) -> bool:
-        """Whether its next task may run now."""
+        """Return true if the next task can run now."""
         task = self.tasks[0] if self.tasks else None
         return task is not None and (not isinstance(task, Event) or task.query())
 
 
 class FakeRuntime:
-    """A device whose streams run one task at a time, by a random order that prefers some of them.
+    """A device that runs the tasks of its streams one at a time, in a random order with preferred streams.
 
     Args:
-        seed: of the order.
-        eager: the first stream runs at once what it is asked for, so that its operations may be those of the
-            CPU.
-        lockable: bytes of the host that can be locked.
+        seed: seed of the order.
+        eager: run tasks of the first stream at once, so that the CPU's operations can stand for them.
+        lockable: limit on the page-locked bytes of the host.
     """
 
     def __init__(self, seed: int = 0, *, eager: bool = False, lockable: int = 1 << 40) -> None:
@@ -168,12 +167,12 @@ class FakeRuntime:
             self._current = before
 
     def asked(self, stream: Stream) -> None:
-        """A stream has another task."""
+        """Note a new task of a stream."""
         if self._eager and stream is self.main:
             self.run_until(lambda: not stream.tasks)
 
     def advance(self, most: int) -> None:
-        """Some tasks run, or none."""
+        """Run a random number of tasks."""
         for _ in range(self._random.randint(0, most)):
             if not self._step():
                 return

@@ -1,4 +1,4 @@
-"""Tasks for other processes."""
+"""Tasks of worker processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def size_or_death(file: str) -> int:
-    """The length of a name; the process dies of a name with "kill" in it."""
+    """Return the length of a name; kill the process if the name contains "kill"."""
     if "kill" in file:
         os.kill(os.getpid(), signal.SIGKILL)
     if "bad" in file:

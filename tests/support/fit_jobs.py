@@ -1,4 +1,4 @@
-"""Models of the package transformers, of many families, small and from configurations; and jobs of models."""
+"""Jobs of models, and small models of many families of transformers, made from configurations."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ FAMILIES: dict[str, tuple[Callable[[Size], nn.Module], Callable[[int, Size], dic
 
 
 def _converted(batch: tuple[torch.Tensor, ...], dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
-    """Floating inputs in the type of the parameters, as convolutions want them."""
+    """Convert floating-point inputs to the type of the parameters, as convolutions require."""
     return tuple(t.to(dtype) if dtype is not None and t.is_floating_point() else t for t in batch)
 
 
 def job_of(name: str, size: str = "small", **changes: Any) -> Job:
-    """A job of a model of `models.MODELS`, or "hf-" and one of `FAMILIES`; a batch of 4.
+    """Return the job of a model with a batch of 4.
 
     Args:
-        name: of the model.
-        size: of `SIZES`, for families.
-        changes: attributes of the job.
+        name: a key of `models.MODELS`, or "hf-" and a key of `FAMILIES`.
+        size: a key of `SIZES`, for families.
+        changes: changed attributes of the job.
     """
     given: dict[str, Any] = {"optimizer": torch.optim.AdamW, "batch": 4, **changes}
     if name.startswith("hf-"):

@@ -1,4 +1,4 @@
-"""Runs of native harnesses until time is up or without one guard each, and the guards by name."""
+"""Runs of native harnesses for a given time, or without one guard each, and the guards by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seeds_until_time_is_up(run: Callable[[int], Run], seconds: float) -> None:
-    """Run seed after seed, none of which may fail."""
+    """Run one seed after another for the given time; assert that none fails."""
     seed = time.time_ns()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -27,7 +27,10 @@ def seeds_until_time_is_up(run: Callable[[int], Run], seconds: float) -> None:
 def notices_each(
     guards: Sequence[str], runs_without: Callable[[str | None], list[Run]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Some run fails without each of the guards, and none with all of them; prints how many."""
+    """Assert that some run fails without each guard, and none with all guards.
+
+    Print the number of failures.
+    """
     survived: list[str | None] = []
     rows = []
     for guard in [None, *guards]:

@@ -1,4 +1,4 @@
-"""Which memory an allocator held from its device when a recording began, told from its end."""
+"""Model that infers the memory held at the beginning of a recording from the memory held at its end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from traces.trace import EventType
 
 @dataclass
 class Held:
-    """Ranges that do not overlap: ``at`` maps the address of each to its bytes and its stream."""
+    """Disjoint ranges; ``at`` maps the address of a range to its bytes and stream."""
 
     at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def before(self, events: Iterable[tuple[int, int, int, int]]) -> Held:
-        """What was held before events of (kind, address, bytes, stream), the earliest first, led to this.
+        """Return the memory held before events of (kind, address, bytes, stream), which are in order of time.
 
         A recording may contradict itself here: what was reserved and is not held at the end is passed over.
         """
@@ -29,7 +29,7 @@ class Held:
         return held
 
     def _cut(self, address: int, size: int) -> None:
-        """Take a range out, of whatever it overlaps: an expandable segment grows and shrinks at both ends."""
+        """Remove a range from all that it overlaps: an expandable segment grows and shrinks at both ends."""
         for begin, (length, stream) in list(self.at.items()):
             end = begin + length
             if begin < address + size and address < end:

@@ -1,4 +1,4 @@
-"""Which buffer lives at which address, as a simple model: everything that is alive is looked at each time."""
+"""Slow model of the live buffers at each address: each event examines all live buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from traces.errors import TraceError
 
 @dataclass
 class Living:
-    """``at`` maps an address to the buffer that is alive there and its bytes; ``gone`` are others."""
+    """Live buffers: ``at`` maps an address to a buffer and its bytes; ``gone`` are the freed buffers."""
 
     at: dict[int, tuple[int, int]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
@@ -24,7 +24,7 @@ class Living:
         self.at[address] = (buffer, size)
 
     def free(self, address: int, size: int, buffer: int) -> int:
-        """The buffer that is freed; ``buffer`` if it was there before."""
+        """Return the freed buffer; ``buffer`` if it is older than the recording."""
         if address in self.gone:
             raise TraceError(f"address {address:#x} is freed again without an alloc")
         self.gone.add(address)
@@ -35,7 +35,7 @@ class Living:
         return buffer
 
     def alive(self, address: int, size: int, buffer: int) -> bool:
-        """Whether what is alive at the end was there before."""
+        """Add a buffer that is alive at the end; return true if the buffer is older than the recording."""
         if address in self.gone:
             raise TraceError(f"address {address:#x} is freed, and alive at the end")
         if address in self.at:

@@ -1,4 +1,4 @@
-"""Pages in a browser as tests look at them: where things are on the screen, and what is drawn."""
+"""Helpers for tests of pages in a browser: positions on the screen, and drawn content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def place(page: Any, time: float, address: float) -> tuple[float, float]:
 
 
 def window(page: Any) -> dict[str, float]:
-    """The time and the addresses that are in view."""
+    """Return the visible ranges of times and addresses."""
     said: dict[str, float] = page.evaluate(
         """() => { const {x_range: x, y_range: y} = mempoolShow.models.addresses
           return {left: x.start, right: x.end, bottom: y.start, top: y.end} }"""
@@ -28,7 +28,7 @@ def window(page: Any) -> dict[str, float]:
 
 
 def resting(page: Any) -> None:
-    """Wait until what has changed is drawn."""
+    """Wait until all changes are drawn."""
     page.evaluate("() => new Promise((done) => setTimeout(done, 200))")
 
 

@@ -1,4 +1,4 @@
-"""Pools on a simulated device, and iterations with the planner looking after each."""
+"""Pools on a simulated device, and iterations with a run of the planner after each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def simulated(capacity: int = 1 << 40, page: int = 4096) -> _core.SimulatedDevic
 
 
 def run(pool: Pool, iteration: Callable[[int], None], count: int, *, marks: bool, first: int = 0) -> None:
-    """So many iterations; the planner looks after each, as its thread would."""
+    """Run iterations; the planner runs after each, in place of its thread."""
     for number in range(first, first + count):
         if marks:
             pool.step()

@@ -1,4 +1,4 @@
-"""Scripts of the tests that run in processes of their own and say what came out."""
+"""Test scripts that run in separate processes and report their results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-#: What a process says last that has run its test.
+#: Last line of a process that has run its test.
 _RAN = "ran\n"
 
 
 def told_by(script: Path, *arguments: str) -> dict[str, Any]:
-    """The JSON object of a script's last line; the script must end well."""
+    """Return the JSON object of a script's last line; assert that the script succeeds."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=800, check=False
     )
@@ -31,7 +31,7 @@ def told_by(script: Path, *arguments: str) -> dict[str, Any]:
 
 
 def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
-    """A test that runs in a process of its own, since what it does to that cannot be undone.
+    """Run a test in a separate process, since its effects on the process cannot be undone.
 
     Its fixtures and parameters come to it as text. It must end well and say nothing on stderr, warnings
     included. Its file ends with ``run_each_alone(globals())`` for the case that it is the program, which
@@ -62,11 +62,11 @@ def alone(test: Callable[..., None]) -> Callable[[pytest.FixtureRequest], None]:
 
 @contextlib.contextmanager
 def forking(file: Path, *, startup: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported a test file and forks for each of its tests.
+    """Start a process that imports a test file and forks for each of its tests.
 
     Args:
         file: the test file.
-        startup: a folder that comes before all others on the path of modules.
+        startup: first folder of the module path.
     """
     folders = [str(folder) for folder in (startup, Path(__file__).parent) if folder is not None]
     folders += filter(None, [os.environ.get("PYTHONPATH")])  # of modules that a sanitizer watches

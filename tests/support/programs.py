@@ -1,4 +1,4 @@
-"""Small programs that allocate like real ones, on any pool, watched by an observer that trusts nobody."""
+"""Small programs that allocate like real ones, on any pool, with an observer that checks all addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mempool import Pool
 
 
 class Watched:
-    """A pool's allocate and free, with an own list of what is alive: no two live buffers may overlap."""
+    """Allocates and frees in a pool, and asserts that no two live buffers overlap."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -36,7 +36,7 @@ class Watched:
 
 
 def layers(memory: Watched, count: int = 20, scale: int = 1024) -> None:
-    """Forward and backward: activations freed in reverse, a short temporary beside each."""
+    """Run a forward and a backward pass: activations freed in reverse, each with a short-lived temporary."""
     kept = []
     for layer in range(count):
         kept.append(memory.allocate(scale * (layer % 5 + 1)))
@@ -47,7 +47,7 @@ def layers(memory: Watched, count: int = 20, scale: int = 1024) -> None:
 
 
 def replaced(memory: Watched) -> Callable[[int], None]:
-    """``x = f(x)``: the old value is freed after the new one exists."""
+    """Return an iteration of ``x = f(x)``, which frees the old value after making the new one."""
     state = [memory.allocate(40_000)]
 
     def iteration(_: int) -> None:
@@ -60,7 +60,7 @@ def replaced(memory: Watched) -> Callable[[int], None]:
 
 
 def last_three(memory: Watched) -> Callable[[int], None]:
-    """A list of the last three outputs."""
+    """Return an iteration that keeps the last three outputs."""
     outputs: deque[int] = deque()
 
     def iteration(_: int) -> None:
@@ -73,7 +73,7 @@ def last_three(memory: Watched) -> Callable[[int], None]:
 
 
 def prefetched(memory: Watched) -> Callable[[int], None]:
-    """The next batch is loaded before this one is used."""
+    """Return an iteration that loads the next batch before it uses the current batch."""
     queue = [memory.allocate(50_000)]
 
     def iteration(_: int) -> None:
@@ -85,7 +85,7 @@ def prefetched(memory: Watched) -> Callable[[int], None]:
 
 
 def piling(memory: Watched) -> Callable[[int], None]:
-    """``losses.append(out)``: one buffer an iteration that stays for good."""
+    """Return an iteration of ``losses.append(out)``: one buffer per iteration is never freed."""
     kept: list[int] = []
 
     def iteration(_: int) -> None:
@@ -96,7 +96,7 @@ def piling(memory: Watched) -> Callable[[int], None]:
 
 
 def training(memory: Watched) -> Callable[[int], None]:
-    """Parameters before the loop; optimizer state, as large as the gradients, in the first iteration."""
+    """Return an iteration of training, whose first run makes optimizer state as large as the gradients."""
     shapes = [7_000, 21_000, 13_000]
     parameters = [memory.allocate(size) for size in shapes]
     state: list[int] = []

@@ -125,7 +125,7 @@ Row = tuple[int, int, int, int, int, int]
 
 
 def recording_of(simulation: Simulation, begin: int = 0, shift: int = 0) -> Trace:
-    """What a recorder that was switched on before event `begin` tells; addresses are higher by `shift`."""
+    """Return the trace of a recorder switched on before event `begin`; addresses are shifted by `shift`."""
     trace, segments = simulation.trace, simulation.segments
     rows: list[Row] = []
     for event in range(begin, len(trace)):
@@ -158,7 +158,7 @@ def _event(simulation: Simulation, event: int) -> Row:
 
 
 def _before(simulation: Simulation, begin: int) -> list[Row]:
-    """Segments, then buffers, that are there when the recorder is switched on."""
+    """Return the segments, then the buffers, that exist when the recorder is switched on."""
     trace, segments = simulation.trace, simulation.segments
     held = np.flatnonzero((segments.start < begin) & (segments.end >= begin))
     held = held[np.argsort(segments.address[held])]

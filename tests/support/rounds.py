@@ -1,4 +1,4 @@
-"""Contenders in processes of their own that take turns, and the table of what they did."""
+"""Contenders in separate processes that take turns, and the table of their results."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 from mempool.demo.race import Process
 
 WORKER = Path(__file__).parents[1] / "benchmarks" / "worker.py"
-#: glibc that never gives memory back, and so never has to take it again.
+#: Settings with which glibc never returns memory to the system.
 KEEPING = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 #: Name -> the shared library of Debian's package.
 PEERS = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal", "mimalloc": "mimalloc"}
 
-#: Turns after which those that are not settled, as a program that never repeats, are taken as they are.
+#: Largest number of turns to wait until all processes have settled; some programs never repeat.
 MOST_WARM_UP = 30
 
 
 @dataclass
 class Contender:
-    """One process: which allocator it has, and what it answered.
+    """A process, its allocator and its answers.
 
     Attributes:
         preload: file name of a library to preload, or "".
-        variables: of its environment.
+        variables: variables of its environment.
         turns: one dict for each timed turn, of lists with one value for each step.
-        end: its last answer.
+        end: the answer to the last command.
     """
 
     name: str
@@ -41,28 +41,29 @@ class Contender:
     end: dict[str, Any] = field(default_factory=dict)
 
     def median(self, key: str) -> float:
-        """The median over all timed steps."""
+        """Return the median over all timed steps."""
         return median(value for turn in self.turns for value in turn[key])
 
     def rounds(self, key: str) -> list[float]:
-        """The median of each round."""
+        """Return the median of each round."""
         return [median(turn[key]) for turn in self.turns]
 
 
 def preload(name: str) -> str | None:
-    """The library of a peer, or None: not installed."""
+    """Return the library of a peer, or None if not installed."""
     return ctypes.util.find_library(PEERS[name])
 
 
 def ratio(one: Contender, other: Contender, key: str = "seconds") -> float:
-    """How many times as long `one` took: the median of the rounds' ratios, each of neighbours in time."""
+    """Return the median over the rounds of the ratio of the times of `one` and `other`."""
     return median(a / b for a, b in zip(one.rounds(key), other.rounds(key), strict=True))
 
 
 def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up: int, rounds: int) -> None:
-    """Let all take turns of `steps`, some untimed and then `rounds`, every second in reverse order.
+    """Run `rounds` timed turns of `steps` steps in each process, every second round in reverse order.
 
-    Untimed are `warm_up` of them, and more until all are settled, so that steady states are compared.
+    At least `warm_up` untimed turns come first, until all processes have settled, so that steady states are
+    compared.
     """
     with contextlib.ExitStack() as stack:
         processes = [
@@ -85,7 +86,7 @@ def race(contenders: Sequence[Contender], workload: str, *, steps: int, warm_up:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in Markdown, columns aligned, floats with three digits."""
+    """Return a Markdown table with aligned columns and floats of three digits."""
     cells = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     width = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
     line = "| " + " | ".join(f"{{:<{w}}}" for w in width) + " |"

@@ -1,4 +1,4 @@
-"""Recorded sequences of real programs, what goes otherwise in them, and a program that plays them.
+"""Recorded sequences of real programs, random differences from them, and a program that plays them.
 
 An iteration is a list of events. The sequences lie in `tests/sequences`; `record.py` there says how they were
 made.
@@ -24,12 +24,12 @@ NETWORKS = ("resnet", "unet", "seq2seq", "gpt", "bert", "llama")
 
 
 class Event(NamedTuple):
-    """A buffer comes or goes.
+    """An allocation or a free.
 
     Attributes:
-        buffer: its number in the iteration.
-        size: bytes; 0: it goes.
-        age: of a buffer that goes: iterations since it came.
+        buffer: number of the buffer in the iteration.
+        size: bytes; 0: a free.
+        age: for a free, iterations since the allocation.
     """
 
     buffer: int
@@ -41,7 +41,7 @@ Iteration = list[Event]
 
 
 def recorded(name: str) -> Iteration:
-    """An iteration of the circle that was recorded, such as "gpt.train"."""
+    """Return an iteration of a recorded sequence, such as "gpt.train"."""
     buffers = read_csv(SEQUENCES / f"{name}.csv")
     period = 2 * len(buffers)
     events: Iteration = [Event(-1)] * period
@@ -56,16 +56,16 @@ def allocations(iteration: Iterable[Event]) -> int:
     return sum(event.size > 0 for event in iteration)
 
 
-# --- what goes otherwise
+# --- differences
 
 
 class Diverged(NamedTuple):
-    """An iteration that goes otherwise.
+    """An iteration that differs from the recorded one.
 
     Attributes:
-        iteration: what happens in it.
-        place: the first event that is not as always.
-        raises: it ends by an exception, and what it made goes.
+        iteration: the events.
+        place: index of the first event that differs.
+        raises: the iteration ends by an exception, which frees its buffers.
     """
 
     iteration: Iteration
@@ -74,7 +74,7 @@ class Diverged(NamedTuple):
 
 
 class Network(NamedTuple):
-    """One network's iterations: as always, on fewer samples, in evaluation."""
+    """Iterations of one network: as usual, with fewer samples, and in evaluation."""
 
     train: Iteration
     fewer: Iteration
@@ -86,13 +86,13 @@ def network(name: str) -> Network:
 
 
 def varied(name: str, most: int, iterations: int, *, marks: bool = False) -> Trace:
-    """Training of a recorded network on batches of random sizes, with so many bytes at the highest peak.
+    """Return the trace of training on batches of random sizes, with a given highest peak.
 
     Args:
-        name: of the network.
-        most: bytes.
-        iterations: how many.
-        marks: the pool is told where they end.
+        name: name of the network.
+        most: highest peak in bytes.
+        iterations: number of iterations.
+        marks: whether the trace has marks.
     """
     rng = random.Random(name)
     return scaled(name, most, [rng.uniform(0.2, 1) for _ in range(iterations)], marks=marks)
@@ -120,13 +120,13 @@ def scaled(name: str, most: int, batches: Sequence[float], *, marks: bool) -> Tr
     return Trace.of(kind, buffer, size, names=names, operation=np.where(kind == EventType.MARK, 0, -1))
 
 
-#: Numbers for buffers that no recorded iteration has.
+#: Numbers of buffers outside the recorded iterations.
 _strangers = itertools.count(1 << 20)
-FOR_GOOD = 1 << 40  # and for those that nobody frees at the iteration's end
+FOR_GOOD = 1 << 40  # first number of buffers that stay at the end of an iteration
 
 
 def _size(own: Network, rng: random.Random) -> int:
-    """One that the program might ask for: of another buffer, or any."""
+    """Draw a size: that of another buffer, or any."""
     sizes = [event.size for event in own.train if event.size]
     return rng.choice(sizes) if rng.random() < 0.5 else rng.randrange(600, max(sizes))
 
@@ -136,12 +136,12 @@ def _alloc_places(iteration: Iteration) -> list[int]:
 
 
 def extra(own: Network, rng: random.Random) -> Diverged:
-    """One more buffer, which goes at once."""
+    """Add a buffer that is freed at once."""
     return _extras(own, rng, 1)
 
 
 def many_extra(own: Network, rng: random.Random) -> Diverged:
-    """A hundred more, one after another."""
+    """Add a hundred buffers, one after another."""
     return _extras(own, rng, 100)
 
 
@@ -155,32 +155,32 @@ def _extras(own: Network, rng: random.Random, count: int) -> Diverged:
 
 
 def extra_until_the_end(own: Network, rng: random.Random) -> Diverged:
-    """One more, which goes when the iteration ends."""
+    """Add a buffer that is freed at the end of the iteration."""
     place, buffer = rng.randrange(len(own.train)), next(_strangers)
     more = Event(buffer, _size(own, rng))
     return Diverged([*own.train[:place], more, *own.train[place:], Event(buffer)], place)
 
 
 def logged(own: Network, rng: random.Random) -> Diverged:
-    """One more, which is kept for good."""
+    """Add a buffer that is never freed."""
     place = rng.randrange(len(own.train))
     more = Event(FOR_GOOD + next(_strangers), _size(own, rng))
     return Diverged([*own.train[:place], more, *own.train[place:]], place)
 
 
 def missing(own: Network, rng: random.Random) -> Diverged:
-    """One less."""
+    """Remove a buffer."""
     place = rng.choice(_alloc_places(own.train))
     return Diverged(_without(own.train, {own.train[place].buffer}), place)
 
 
 def _without(iteration: Iteration, gone: set[int]) -> Iteration:
-    """Without these buffers; those of earlier iterations go as always."""
+    """Remove buffers; frees of earlier iterations' buffers stay."""
     return [event for event in iteration if event.buffer not in gone or event.age]
 
 
 def stretch_left_out(own: Network, rng: random.Random) -> Diverged:
-    """A part that is not run, as a branch that is not taken."""
+    """Remove a part, like a branch that is not taken."""
     place = rng.choice(_alloc_places(own.train))
     length = rng.randrange(4, 60)
     gone = {event.buffer for event in own.train[place : place + length] if event.size}
@@ -188,7 +188,7 @@ def stretch_left_out(own: Network, rng: random.Random) -> Diverged:
 
 
 def stretch_repeated(own: Network, rng: random.Random) -> Diverged:
-    """A part that is run twice, as a loop of another length."""
+    """Repeat a part, like a loop of another length."""
     place = rng.choice(_alloc_places(own.train))
     stretch = own.train[place : place + rng.randrange(4, 60)]
     again = {event.buffer: next(_strangers) for event in stretch if event.size}
@@ -200,7 +200,7 @@ def stretch_repeated(own: Network, rng: random.Random) -> Diverged:
 
 
 def other_size(own: Network, rng: random.Random) -> Diverged:
-    """One of another size."""
+    """Change the size of a buffer."""
     place = rng.choice(_alloc_places(own.train))
     changed = own.train[place]
     while changed == own.train[place]:
@@ -209,27 +209,27 @@ def other_size(own: Network, rng: random.Random) -> Diverged:
 
 
 def other_sizes_from_here(own: Network, rng: random.Random) -> Diverged:
-    """From somewhere on all have other sizes, as after a shape that depends on the data."""
+    """Change all sizes from some event on, as after a shape that depends on the data."""
     place = rng.choice(_alloc_places(own.train))
     rest = [e._replace(size=-(-e.size * 3 // 4)) for e in own.train[place:]]
     return Diverged([*own.train[:place], *rest], place)
 
 
 def swapped(own: Network, rng: random.Random) -> Diverged:
-    """Two that follow each other come in the other order."""
+    """Swap two consecutive allocations."""
     places = _alloc_places(own.train)
     at = rng.randrange(len(places) - 1)
     first, second = places[at : at + 2]
     between = {event.buffer for event in own.train[first:second]}
     if own.train[first].buffer in [e.buffer for e in own.train[first + 1 : second]] or between == set():
-        return swapped(own, rng)  # the first has gone before the second comes
+        return swapped(own, rng)  # the first is freed before the second is allocated
     changed = list(own.train)
     changed[first], changed[second] = changed[second], changed[first]
     return Diverged(changed, first)
 
 
 def freed_late(own: Network, rng: random.Random) -> Diverged:
-    """One stays longer: until later in the iteration, or in one of the next two."""
+    """Free a buffer later in the iteration, or in one of the next two."""
     place = rng.choice([p for p, e in enumerate(own.train) if not e.size])
     rest = [*own.train[:place], *own.train[place + 1 :]]
     if rng.random() < 0.5:
@@ -238,16 +238,16 @@ def freed_late(own: Network, rng: random.Random) -> Diverged:
 
 
 def exception(own: Network, rng: random.Random) -> Diverged:
-    """The iteration ends half-way, and what it made goes."""
+    """End the iteration early and free its buffers."""
     place = rng.randrange(1, len(own.train))
     return Diverged(own.train[:place], place, raises=True)
 
 
 def evaluation(own: Network, rng: random.Random) -> Diverged:
-    """An evaluation in the middle."""
+    """Insert an evaluation."""
     place = rng.randrange(len(own.train))
     numbers = {event.buffer: next(_strangers) for event in own.evaluate}
-    # What the recorded evaluation hands on from one iteration to the next goes with it here.
+    # Buffers that the recorded evaluation passes to its next iteration are freed at its end here.
     inner = [e._replace(buffer=numbers[e.buffer]) for e in own.evaluate if not e.age]
     made = [e.buffer for e in inner if e.size]
     gone = {e.buffer for e in inner if not e.size}
@@ -256,7 +256,7 @@ def evaluation(own: Network, rng: random.Random) -> Diverged:
 
 
 def fewer_samples(own: Network, rng: random.Random) -> Diverged:
-    """Another iteration altogether: the last batch of an epoch."""
+    """Replace the iteration by one with fewer samples, like the last batch of an epoch."""
     del rng
     return Diverged(own.fewer, 0)
 
@@ -283,23 +283,23 @@ DIVERGENCES: tuple[Callable[[Network, random.Random], Diverged], ...] = (
 
 
 class Memory(Protocol):
-    """What serves a program."""
+    """An allocator."""
 
     def allocate(self, size: int) -> int:
-        """An address."""
+        """Return an address."""
 
     def free(self, address: int) -> None:
-        """The buffer goes."""
+        """Free a buffer."""
 
 
 @dataclass
 class Player:
-    """A program that allocates as it is told, and frees whatever it is told to that it has.
+    """A program that plays events, and ignores frees of buffers that it does not have.
 
     Attributes:
-        memory: what serves it.
-        live: addresses by the iteration that made the buffer and its number there.
-        number: of the iteration.
+        memory: the allocator.
+        live: address of each live buffer, by its iteration and its number in the iteration.
+        number: number of the iteration.
     """
 
     memory: Memory
@@ -307,7 +307,7 @@ class Player:
     number: int = 0
 
     def play(self, iteration: Iteration, *, raises: bool = False) -> None:
-        """One iteration."""
+        """Play one iteration."""
         for event in iteration:
             self.do(event)
         self.end(raises=raises)
@@ -319,7 +319,7 @@ class Player:
             self.memory.free(address)
 
     def end(self, *, raises: bool = False) -> None:
-        """What has long outlived its iteration goes, after an exception all it made; not what is kept."""
+        """Free buffers of old iterations, or after an exception all of this iteration; kept buffers stay."""
         for number, buffer in list(self.live):
             age = self.number - number
             if buffer < FOR_GOOD and (age > OLDEST or (raises and age == 0)):

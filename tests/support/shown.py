@@ -1,4 +1,4 @@
-"""Pages of `mempool show` as tests look at them: the packed content read back, and an own small trace."""
+"""Helpers for tests of `mempool show`: the packed content of pages, and a small trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traces import EventType, Trace
 
 
 class Packed:
-    """What `mempool.show.packed_columns` packed."""
+    """Content packed by `mempool.show.packed_columns`."""
 
     def __init__(self, text: str) -> None:
         raw = gzip.decompress(base64.b64decode(text, validate=True))
@@ -23,7 +23,7 @@ class Packed:
         self._planes = raw[4 + length :]
 
     def column(self, said: dict[str, Any]) -> NDArray[np.int64]:
-        """A column as it was put in."""
+        """Return a column as it was before packing."""
         count, width = said["count"], said["width"]
         planes = self._planes[said["at"] : said["at"] + count * width]
         values = np.zeros(count, np.int64)
@@ -33,9 +33,9 @@ class Packed:
 
 
 def four_buffers(**more: Any) -> Trace:
-    """Four buffers on two streams, with addresses: a peak of 700 KiB, of the second, third and fourth.
+    """Return a trace of four buffers on two streams, of which the last three make the peak of 700 KiB.
 
-    The operations are called one, two, three and four, the frames one.py to four.py.
+    The operations are named one, two, three and four, the frames one.py to four.py.
     """
     a, f, kib = EventType.ALLOC, EventType.FREE, 1024
     columns: dict[str, Any] = {

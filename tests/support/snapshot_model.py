@@ -1,4 +1,4 @@
-"""The reader of memory snapshots as a simple model: all of it as Python's objects, then a dict at a time."""
+"""Slow model of the reader of memory snapshots, on Python's objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
 
 _NOWHERE: list[Any] = []
-#: What an action becomes. An expandable segment is mapped and unmapped piece by piece.
+#: Kind of event of each action. Expandable segments are mapped and unmapped piece by piece.
 _KINDS = {
     "alloc": EventType.ALLOC,
     "free": EventType.FREE,
@@ -45,7 +45,7 @@ _MOST_FRAMES, _LONGEST_FUNCTION, _LONGEST_ANNOTATION = 64, 200, 200
 
 
 class _Row(NamedTuple):
-    """An event: texts are "" where nothing is known."""
+    """An event; unknown texts are empty."""
 
     kind: int
     buffer: int
@@ -60,7 +60,7 @@ class _Row(NamedTuple):
 
 
 def model_snapshot(path: StrPath) -> Trace:
-    """As `traces.formats.snapshot.read_snapshot`, without settings."""
+    """Return the trace that `traces.formats.snapshot.read_snapshot` should return, without settings."""
     with Path(path).open("rb") as file:
         data = _Plain(file).load()
     try:
@@ -172,7 +172,7 @@ def _refused_size(value: Any) -> int:
 
 
 def _where(frames: list[Any]) -> tuple[str, str, str]:
-    """Operation, source line and Python frames of a stack, innermost first; empty where unknown."""
+    """Return the operation, source line and Python frames of a stack, innermost first; "" if unknown."""
     operation = function = line = outside = ""
     texts: list[str] = []
     for at, frame in enumerate(map(_dict, frames)):
@@ -220,7 +220,7 @@ def _annotate(devices: list[_Device], annotations: Any) -> None:
 
 
 def _held(devices: list[_Device], segment: dict[Any, Any], pools: dict[Any, int]) -> None:
-    """Add what a segment holds at the end and no event allocated."""
+    """Add the buffers in a segment at the end that no event allocated."""
     index, stream = segment.get("device", 0), _integer(segment, "stream")
     if not isinstance(index, int) or not 0 <= index < len(devices):
         raise TraceError(f"a segment of device {str(index)[:20]}, of {len(devices)} devices")
@@ -254,7 +254,7 @@ def _place_in_pools(device: _Device) -> None:
 
 
 def _segments_before(device: _Device) -> list[_Row]:
-    """Rows of the segments that were there when the recording began."""
+    """Return the rows of the segments that are older than the recording."""
     events = [(row.kind, row.address, row.size, row.stream) for row in device.rows if row.kind in _SEGMENT]
     held = sorted(device.segments.before(events).at.items())
     return [
@@ -264,7 +264,7 @@ def _segments_before(device: _Device) -> list[_Row]:
 
 
 def _pool_at(device: _Device, address: int) -> int:
-    """The pool of a segment that was there first: as the end tells it, or the event that gave it back."""
+    """Return the pool of a segment older than the recording: that at the end, or that of its release."""
     for row in device.rows:
         if row.kind == EventType.RELEASE and row.address <= address < row.address + row.size:
             return row.pool
@@ -275,7 +275,7 @@ def _pool_at(device: _Device, address: int) -> int:
 
 
 def _joined(devices: list[_Device], live: list[int]) -> Trace:
-    """All devices' events in the order of their clock, what was there before first, marks before events."""
+    """Return all devices' events in order of time, older memory first, and marks before events."""
     placed: list[tuple[int, int, int, int, _Row]] = []  # clock, device, of marks 0, its first buffer, row
     first = 0
     for at, device in enumerate(devices):
@@ -355,7 +355,7 @@ def _dict(value: Any) -> dict[Any, Any]:
 
 
 def assert_same(native: Trace, model: Trace) -> None:
-    """The same rows, with the same texts, and the same metadata but for settings."""
+    """Assert equal rows, texts and metadata, except for settings."""
     for name in set(COLUMNS) - set(NAMED):
         np.testing.assert_array_equal(getattr(native, name), getattr(model, name), name)
     for name in NAMED:

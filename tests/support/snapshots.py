@@ -1,4 +1,4 @@
-"""Memory snapshots as PyTorch's recorder makes them: piece by piece, at random, and large ones cheaply."""
+"""Memory snapshots like those of PyTorch's recorder: built from parts, random, and large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def event(action: str, addr: int, size: int, time: int = 0, **more: Any) -> dict
 
 
 def segment(*blocks: tuple[int, int, int, str], device: int = 0) -> dict[str, Any]:
-    """Of blocks (address, size, requested size, state), one behind the other."""
+    """Return a segment of consecutive blocks (address, size, requested size, state)."""
     names = ("address", "size", "requested_size", "state")
     return {
         "device": device,
@@ -73,7 +73,7 @@ FRAMES = st.fixed_dictionaries(
     optional={"line": st.integers(0, 70_000), "fx_node": st.none() | st.floats()},
 )
 POOLS = st.tuples(st.integers(0, 1), st.integers(0, 2))
-#: Fields of an event that nothing is asked of, or that may hold anything.
+#: Unused fields of an event, which may hold any value.
 OTHERS = st.dictionaries(
     st.sampled_from(["compile_context", "user_metadata", "pool_id", "device_free", "new"]),
     st.none()
@@ -97,14 +97,14 @@ ANNOTATIONS = st.fixed_dictionaries(
 
 @st.composite
 def stacks(draw: st.DrawFn) -> list[list[Any]]:
-    """Of frames that several stacks share."""
+    """Draw stacks that share frames."""
     frames = draw(st.lists(FRAMES, min_size=1, max_size=4))
     return draw(st.lists(st.lists(st.sampled_from(frames), max_size=4), min_size=1, max_size=3))
 
 
 @st.composite
 def events(draw: st.DrawFn, known: list[list[Any]]) -> list[dict[str, Any]]:
-    """That do not contradict each other; stacks are shared, or written out for each event."""
+    """Draw consistent events, whose stacks are shared objects or separate copies."""
     found: list[dict[str, Any]] = []
     living: set[int] = set()
     freed: set[int] = set()
@@ -131,7 +131,7 @@ def events(draw: st.DrawFn, known: list[list[Any]]) -> list[dict[str, Any]]:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> dict[str, Any]:
-    """Of up to two devices, with segments that hold what is alive and what was there before."""
+    """Draw snapshots of up to two devices, whose segments hold the live and the older buffers."""
     known = draw(stacks())
     devices = draw(st.lists(events(known), max_size=2))
     segments = []
@@ -161,9 +161,10 @@ DEPTH = 36  #: frames of a stack
 
 
 def write_large(path: Path, count: int, *, shared: bool) -> None:
-    """A snapshot of so many events, each with a stack, as the pickler in C writes it; 2000 buffers are alive.
+    """Write a snapshot of events with stacks like the pickler in C; 2000 buffers are alive.
 
-    Frames are shared by all stacks, as PyTorch writes them, or each stack has its own, four times as large.
+    All stacks share their frames, as PyTorch writes them, or each stack has separate frames, which makes the
+    file four times as large.
     """
     texts = {text: b"h" + bytes([at]) for at, text in enumerate((*TEXTS, *FRAME_TEXTS))}
     frames = [_frame(texts, line) for line in range(DEPTH * 50)]

@@ -1,4 +1,4 @@
-"""Tests on the stand-in for CUDA: each runs in a process of its own, which has the settings of the test."""
+"""Tests on the stand-in for CUDA, each in a separate process with the settings of the test."""
 
 from __future__ import annotations
 

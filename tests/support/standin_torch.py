@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 MOST = 1 << 20  #: bytes of the largest tensor
 SIZES = (100, 5000, 70_000, 300_000, MOST, MOST)
-#: Held where a thread captures a graph, has a private pool or waits for the device, which CUDA does not bear
-#: at once, and where a stream is recorded, which PyTorch's own allocator forgets during the former two.
+#: Held during a capture, while a private pool is active, and while waiting for the device, since CUDA forbids
+#: these at the same time; also while a stream is recorded, since PyTorch's allocator forgets that during a
+#: capture or with a private pool.
 _CAPTURING = threading.RLock()
 
 
 def driver() -> FakeCuda:
-    """The driver below PyTorch, as it is."""
+    """Return the driver below PyTorch, in its present state."""
     return FakeCuda(LIBRARY, None)
 
 
@@ -53,8 +54,8 @@ class Tensor:
 
     Attributes:
         data: the tensor.
-        value: of each byte, once all work so far is done.
-        owner: the stream that it was made on.
+        value: value of each byte once all queued work is done.
+        owner: the stream of the allocation.
         users: streams with work on it.
     """
 
@@ -67,7 +68,8 @@ class Tensor:
 class Program:
     """A program that makes, copies, overwrites and frees tensors on several streams, and captures graphs.
 
-    It follows PyTorch's rules for streams. Its kernels are copies; what is copied is compared on the device.
+    The program follows PyTorch's rules for streams. Its kernels are copies, whose results are compared on the
+    device.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class Program:
         self._tensors.remove(tensor)
 
     def _collect(self) -> None:
-        """Let the other process be done with a tensor, which has kept its bytes."""
+        """Let the other process check and release a tensor."""
         if not self._shared:
             return
         tensor, address, (_, _, size, _, counter, place, *_) = self._shared.pop(

@@ -24,7 +24,7 @@ from solvers.rewriting import Graph, Rewriting
 register()
 
 PLAIN = {"inner": "eager"}
-#: A limit under which nothing has to leave: see `force`.
+#: A limit that needs no offloads: see `force`.
 ALL = {"inner": "eager", "limit": 1 << 40}
 
 
@@ -34,7 +34,7 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def force(patch: pytest.MonkeyPatch, decide: Callable[[Graph], Rewriting] | None = None) -> None:
-    """Let all leave that may, or what a function of the graph says, instead of what a limit needs."""
+    """Offload all movable values, or those chosen by a function of the graph, whatever the limit."""
 
     def decided(decider: StepDecider) -> StepDecision:
         if decide is None:
@@ -42,7 +42,9 @@ def force(patch: pytest.MonkeyPatch, decide: Callable[[Graph], Rewriting] | None
         return decider.simulate_decision(decide(decider._graph))
 
     patch.setattr(StepDecider, "decide", decided)
-    patch.setattr(shared_limit, "_fitted", lambda _, decider, __: (decider.decide(), decider.kept_bytes))
+    patch.setattr(
+        shared_limit, "_decide_fused", lambda _, decider, __: (decider.decide(), decider.kept_bytes)
+    )
 
 
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None, **others: Any) -> Any:

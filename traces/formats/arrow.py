@@ -1,9 +1,8 @@
-"""Conversion of NumPy columns to Arrow arrays and back, by their buffers.
+"""Conversion between NumPy columns and Arrow arrays through their buffers, without pandas.
 
-``pyarrow.array`` and ``Array.to_numpy`` import pandas wherever pandas is installed. A program that is only
-being recorded or replayed should not pay the time and memory of that import, nor get modules loaded that
-change its later behaviour (with ``numpy.random`` already loaded, the program makes one array less). The
-import also fails while the interpreter shuts down.
+``pyarrow.array`` and ``Array.to_numpy`` import pandas if installed. The pool runs in users' programs, where
+that import would take time and memory, and would change later allocations (for example by loading
+``numpy.random`` early). The import also fails while the interpreter shuts down.
 """
 
 from __future__ import annotations

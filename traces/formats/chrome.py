@@ -3,11 +3,11 @@
 Instants named ``[memory]`` are allocs, or with negative ``Bytes`` frees (PyTorch,
 torch/csrc/autograd/profiler_kineto.cpp); the profiler writes them with ``profile_memory=True``. The operation
 of each event is the innermost operator around the event on its thread, the source line that of the innermost
-function outside of libraries, if ``with_stack=True`` recorded functions. A file is not in order of time: the
-events are kept as numbers, some 110 bytes each, and sorted.
+function outside of libraries, if ``with_stack=True`` recorded functions. A file is not sorted by time, so the
+events are collected as numbers, some 110 bytes each, and sorted.
 
-Memory from before the recording has no events, but each event holds the allocator's totals: the difference to
-the sum of the events becomes one buffer that lives throughout, and the changes of the reserved bytes become
+Memory from before the recording has no events, but each event holds the allocator's totals. The difference to
+the sum of the events becomes one buffer of unlimited lifetime, and changes of the reserved bytes become
 segments at unknown addresses.
 """
 
@@ -57,7 +57,7 @@ _JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*\{)')
 BEFORE = "allocated before the recording"
 WRONG_TIME = "a time that contradicts the order of the events"
 WRONG_TOTAL = "'Total Reserved' is less than 'Total Allocated'"
-#: Reasons to reject an event that a lenient reader keeps with a corrected field, instead of leaving it out.
+#: Reasons for which a lenient reader corrects a field of an event instead of omitting the event.
 CORRECTED = frozenset({WRONG_TIME, WRONG_TOTAL})
 #: Columns of an event while a file is read; ``order`` is the profiler's event index, -1 where unknown.
 _MEMORY = ("time", "thread", "device", "address", "size", "row", "kind", "order", "allocated", "reserved")
@@ -97,7 +97,7 @@ def read_chrome(
     trace = read_log(path, _fill, KNOWN, skipped, progress)
     if HOST not in trace.devices:
         return trace
-    # The host's totals begin with the profiler, so they do not show whether memory was allocated before.
+    # The host's totals start with the profiler, and do not include earlier memory.
     return dataclasses.replace(trace, metadata={**trace.metadata, f"history.{HOST}": str(History.WINDOW)})
 
 
@@ -122,7 +122,7 @@ def _fill(path: StrPath, log: Log) -> Iterator[None]:
 class _Seen:
     """The relevant events of a file, as numbers.
 
-    ``memory``: rows of `_MEMORY`, for a memory event, a refused request or the beginning of a step.
+    ``memory``: rows of `_MEMORY`, one per memory event, refused request and beginning of a step.
     ``operators`` and ``functions``: rows of (start, end, thread, name). Times are in ns.
     """
 
@@ -203,7 +203,7 @@ class _Seen:
 
     def _span(self, event: dict[str, Any], name: int) -> tuple[int, int, int, int]:
         start, length = _time(event, "ts"), event.get("dur")
-        if not isinstance(length, (int, float)) or not length > 0:  # an open span holds no event
+        if not isinstance(length, (int, float)) or not length > 0:  # a span without end contains no event
             length = 0
         end = start + round(min(length, LARGEST // 1000) * 1000)
         return start, min(end, LARGEST), self._thread(event), name
@@ -271,7 +271,10 @@ class _Seen:
             self.log.reject(error, row)
 
     def _check_totals(self, memory: NDArray[np.int64]) -> None:
-        """Reject events whose allocator holds less than it has allocated; leniently, it held as much."""
+        """Reject events whose allocator reserves less than it allocated.
+
+        A lenient reader corrects the total.
+        """
         allocated, reserved = (memory[:, _MEMORY.index(name)] for name in ("allocated", "reserved"))
         wrong = (reserved > 0) & (reserved < allocated)
         for row in memory[wrong, _MEMORY.index("row")].tolist():
@@ -283,8 +286,8 @@ class _Seen:
         lost = self._lost_times(memory)
         for row in memory[lost, _MEMORY.index("row")].tolist():
             self.log.reject(TraceError(WRONG_TIME), row)
-        # If such times are tolerated, the order of the file decides: an event gets the time of its thread's
-        # last event.
+        # A lenient reader uses the order of the file instead: an event gets the time of its thread's previous
+        # event.
         time, thread = np.where(lost, 0, memory[:, 0]), memory[:, _MEMORY.index("thread")]
         memory[:, 0] = np.where(lost, _latest_so_far(time, thread), memory[:, 0])
         return memory[np.argsort(memory[:, 0], kind="stable")]
@@ -330,9 +333,9 @@ class _Totals:
             known = bool(allocated[rows].any())
             if not known and not reserved[rows].any():  # an allocator without totals
                 continue
-            # Threads may report in another order than they allocate, so totals are wrong for a moment.
+            # Threads may report in another order than they allocate, so totals may be wrong briefly.
             base = max(int(np.median(allocated[rows] - np.cumsum(size[rows]))), 0) if known else 0
-            # If nothing was allocated before, the first event's segment was reserved for that event.
+            # With no earlier allocation, the first event's segment was reserved for that event.
             first = 0 if known and not base else int(reserved[rows[0]])
             self.reserved_change[rows] = np.diff(reserved[rows], prepend=first)
             self.before[index] = base, first
@@ -343,7 +346,7 @@ def _latest_so_far(time: NDArray[np.int64], thread: NDArray[np.int64]) -> NDArra
     values, rank = np.unique(time, return_inverse=True)
     _, group = np.unique(thread, return_inverse=True)
     rows = np.argsort(group, kind="stable")
-    # The ranks of each thread exceed all ranks of the threads before, so one pass serves all threads.
+    # The ranks of each thread exceed the ranks of all previous threads, so one pass serves all threads.
     ranks = np.maximum.accumulate(group[rows] * len(values) + rank[rows])
     latest = np.empty_like(time)
     latest[rows] = values[ranks % max(len(values), 1)]

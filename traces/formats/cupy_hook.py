@@ -2,7 +2,7 @@
 
 Each event is a JSON object on a line: ``malloc`` and ``free`` of the pool are buffers, ``alloc`` is memory
 that the pool takes from the device (CuPy, cupy/cuda/memory_hooks/debug_print.py). The hook prints to the
-program's output: lines without such an object are passed over, as is the text before an object on a line.
+program's output, so lines without such an object, and text before an object, are ignored.
 Times, threads and streams are not printed, and the pool does not report returned memory.
 """
 
@@ -43,8 +43,8 @@ def read_cupy_hook(
     """Read the output of a ``DebugPrintHook`` as a trace of all devices.
 
     Metadata: ``framework``, ``alignment``, ``alive_before`` (buffers allocated before the first line) and the
-    keys of `traces.completeness`. A request that got no memory is refused; the pool's own failed request to
-    the device is passed over, since the pool may free cached memory and try again.
+    keys of `traces.completeness`. A failed request of the program becomes a refused request. A failed request
+    of the pool to the device is ignored, since the pool may free cached memory and retry.
 
     Args:
         path: the lines, plain or compressed by gzip.
@@ -53,8 +53,8 @@ def read_cupy_hook(
         progress: as of `traces.read.read`.
 
     Raises:
-        TraceError: naming the file and, as row, the line: an object that is not CuPy's, memory allocated
-            again without a free, as happens if a thread without a hook has freed the memory.
+        TraceError: naming the file and, as row, the line: an object that is not CuPy's, or memory allocated
+            again without a free, for example because a thread without a hook freed it.
         OSError: the file cannot be read.
     """
     return read_log(path, _fill, KNOWN, skipped, progress)

@@ -2,9 +2,9 @@
 
 The variable ``MEMPOOL_FLIGHT`` names the file that a process writes.
 
-A file has a header (little-endian: magic, version, process, capacity, number of records ever, the time, names
-of the calls) and a ring of records of 64 bytes. A record whose number does not belong to its place was not
-written to its end and is left out.
+A file has a header (little-endian: magic, version, process, capacity, total number of records, time, names of
+the calls) and a ring of records of 64 bytes. A record whose number does not match its position is incomplete
+and omitted.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Flight:
     Attributes:
         records: rows of `RECORD`.
         names: names of the calls, by number.
-        lost: number of older records that newer ones have replaced.
+        lost: number of overwritten records.
         pid: number of the recorded process.
-        epoch_ns: time of the calendar at the beginning, in ns.
-        began_ns: the same moment on the clock of the records.
+        epoch_ns: start of the recording in ns since 1970.
+        began_ns: start of the recording on the clock of the records, in ns.
     """
 
     records: NDArray[Any]
@@ -76,7 +76,7 @@ class Flight:
 
     @property
     def failures(self) -> NDArray[Any]:
-        """Records of calls that failed: of the driver with an error, of the pool without memory."""
+        """Records of failed calls: errors of the driver, and requests that the pool could not serve."""
         result = self.records["result"]
         return self.records[~np.isin(result, _ANSWERS) & ~self.calls("free", "use")]
 
@@ -118,7 +118,7 @@ def read_flight(
     skipped: Counter[str] | None = None,  # noqa: ARG001 - every reader takes both
     progress: Callable[[int, int], object] | None = None,  # noqa: ARG001
 ) -> Trace:
-    """Read the buffers of all pools as a trace; frees of buffers from before the oldest record are left out.
+    """Read the buffers of all pools as a trace, without frees of buffers older than the first record.
 
     Raises:
         TraceError, OSError: as `read_records`.
@@ -134,7 +134,7 @@ def read_flight(
         call, ok = int(record["call"]), record["result"] == 0
         rest = int(record["end_ns"]), threads.setdefault(int(record["thread"]), len(threads))
         if call == numbers["mark"]:
-            if first != 2:  # the end of an iteration is no mark of its own
+            if first != 2:  # the end of an iteration is no separate mark
                 rows.append((EventType.MARK, -1, 0, 0, -1, *rest))
             continue
         moves = call == numbers["reallocate"]

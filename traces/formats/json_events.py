@@ -1,8 +1,8 @@
 """Streaming reader of the events of a Chrome trace, in bounded memory however large the file is.
 
-The standard library's decoder reads each value; this module reads only the text between values. Streaming
-libraries (ijson) buffer a whole value, so that a file of one endless text or a million brackets takes all
-memory; here no value may be longer than `MAX_VALUE_CHARS`.
+The standard library's decoder reads each value; this module parses only the text between values. Streaming
+libraries (ijson) buffer a whole value of any length, so an endless text or a million brackets would exhaust
+the memory; here, no value may exceed `MAX_VALUE_CHARS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 18
 _IN_NUMBERS = "0123456789.eE+-"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _CUT = "truncated, or not JSON"
-_decode = json.JSONDecoder(strict=False).raw_decode  # not strict: names of functions hold control characters
+_decode = json.JSONDecoder(strict=False).raw_decode  # names of functions may contain control characters
 
 
 def trace_events(
@@ -37,12 +37,12 @@ def trace_events(
 ) -> Iterator[Any]:
     """Yield the values of the list ``traceEvents``, or of a file that is one list, unchecked.
 
-    Other keys before that list are passed over; the text after the list is not read. A file that is one list
-    may lack its end (Google, "Trace Event Format", "JSON Array Format").
+    Keys before that list are ignored; the text after the list is not read. A file that is one list may lack
+    its end (Google, "Trace Event Format", "JSON Array Format").
 
     Args:
         path: the file.
-        skipped: if given, a truncated list yields the whole values, and ``truncated`` is counted here.
+        skipped: if given, a truncated list yields its complete values, and ``truncated`` is counted here.
         progress: as of `traces.read.read`.
 
     Raises:
@@ -74,14 +74,14 @@ _CLOSING = re.compile(r"[]}]")
 
 
 class _TruncatedError(TraceError):
-    """Error for a file that ends within a value, or where a value belongs."""
+    """Error for a file that ends within a value, or before an expected value."""
 
     def __init__(self) -> None:
         super().__init__(_CUT)
 
 
 def _cut(text: str, error: ValueError) -> bool:
-    """Return true if the text's end alone may be at fault: an open string, or no closing bracket later."""
+    """Return true if the text may be a truncated value: an open string, or a missing closing bracket."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated string") or not _CLOSING.search(text, error.pos)

@@ -1,8 +1,8 @@
 """Conversion of log events by address to the rows of a trace, whole or in pieces, for all log readers.
 
-A log holds addresses, a trace buffers. A freed buffer without an alloc is older than the log and born at its
-start, which is known only at the end. So a log is read either once and held whole, or twice: first for the
-older buffers, then for the events.
+A log has addresses, a trace has buffers. A freed buffer without an alloc is older than the log, and the trace
+allocates it at the start. Since the reader finds such buffers up to the log's end, a log is either read once
+and held whole, or read twice: first for the older buffers, then for the events.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
     from numpy.typing import NDArray
 
-    #: Function that reads a file into a log, and yields after each line or so, so that the caller can take
-    #: pieces.
+    #: Function that reads a file into a log, and yields often, so that the caller can take pieces.
     Fill = Callable[[StrPath, "Log"], Iterator[None]]
 
 #: Columns that a log can fill, in the order of `Log.rows`.
@@ -83,7 +82,7 @@ class Log:
         self._add(self._rows, EventType.ALLOC, buffer, size, device, address, *where)
 
     def free(self, device: int, address: int, size: int, *where: int) -> None:
-        """End a buffer, with arguments as `alloc`; ``size`` is used only if the buffer is older than the log.
+        """End a buffer; arguments as of `alloc`; ``size`` counts only if the buffer is older than the log.
 
         Raises:
             TraceError: the buffer was freed already, or is older than the log and overlaps a living buffer.
@@ -98,19 +97,19 @@ class Log:
         self._add(self._rows, EventType.FREE, buffer, 0, device, -1, *where)
 
     def reserve(self, device: int, address: int, size: int, *where: int) -> None:
-        """Add a segment that the recorded allocator took from the device, as `alloc`."""
+        """Add a segment that the recorded allocator took from the device; arguments as of `alloc`."""
         self._add(self._rows, EventType.RESERVE, -1, size, device, address, *where)
 
     def release(self, device: int, size: int, *where: int) -> None:
-        """Add bytes that the recorded allocator gave back at an unknown address, as `alloc`."""
+        """Add bytes that the recorded allocator released at an unknown address; arguments as of `alloc`."""
         self._add(self._rows, EventType.RELEASE, -1, size, device, -1, *where)
 
     def refused(self, device: int, size: int, *where: int) -> None:
-        """Add a request for which there was no memory, as `alloc`."""
+        """Add a refused request; arguments as of `alloc`."""
         self._add(self._rows, EventType.REFUSED, -1, size, device, -1, *where)
 
     def base(self, device: int, live: int, reserved: int, name: int) -> None:
-        """Add memory from before the log with known totals only, in bytes.
+        """Add memory from before the log, given only its totals in bytes.
 
         The totals become one buffer and one segment, both never freed; ``name`` is the operation of both.
         """
@@ -238,7 +237,7 @@ def read_log(
 def iter_log(
     path: StrPath, fill: Fill, known: Mapping[str, str], skipped: Counter[str] | None = None
 ) -> Iterator[Trace]:
-    """Yield a log as pieces of a trace, in bounded memory but for the addresses: the file is read twice.
+    """Yield a log as pieces of a trace; read twice, in bounded memory except for the addresses.
 
     The first piece, which may be empty, holds the buffers older than the log.
 
@@ -265,7 +264,7 @@ def iter_log(
 def refused_size(value: object) -> int:
     """Return the bytes of a request that failed, from a number or its text; 0 if unknown.
 
-    The failure counts in any case, so a size that no device has is the largest here, 2**52.
+    Larger sizes count as 2**52, so that the failure is recorded with any size.
     """
     text = str(value).strip()[:40]
     return min(int(text), LARGEST // 1024) if text.isascii() and text.isdigit() else 0
@@ -291,7 +290,7 @@ def _columns(rows: array[int]) -> dict[str, NDArray[Any]]:
 
 
 def _validate(trace: Trace) -> None:
-    """Validate a trace; rows of the error are events, not lines of the file."""
+    """Validate a trace; errors do not name rows, which would be events, not lines of the file."""
     try:
         trace.validate()
     except TraceError as error:

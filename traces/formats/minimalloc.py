@@ -3,8 +3,8 @@
 One line per buffer after a header. Columns in any order: ``id`` (or ``buffer``, ``buffer_id``), ``size``,
 ``lower`` (or ``start``, ``begin``), and ``upper``, exclusive, or ``end``, the last time inclusive. Three
 columns are optional: ``alignment``; ``gaps``, as ``LOWER-UPPER`` separated by spaces, inclusive if the column
-is ``end``; ``offset``, fixed, -1 or empty if free. A column ``hint`` is passed over. Gaps with a window of
-the buffer that stays in use (``LOWER-UPPER@FROM:TO``) are refused. The format is that of MiniMalloc's
+is ``end``; ``offset``, fixed, -1 or empty if free. A column ``hint`` is ignored. Gaps of a part of the buffer
+(``LOWER-UPPER@FROM:TO``) are refused. The format is that of MiniMalloc's
 src/converter.cc.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from traces.formats.text_files import Head
     from traces.trace import Trace
 
-#: Limits while reading: bytes of a line, and number of lines and of gaps; a larger file is refused.
+#: Limits of a readable file: bytes of a line, number of lines, number of gaps.
 MAX_LINE_BYTES, MAX_BUFFERS = 1 << 20, 1 << 23
 _NAMES = {
     **dict.fromkeys(("id", "buffer", "buffer_id"), "id"),
@@ -130,8 +130,8 @@ def write_csv(buffers: Buffers, path: StrPath, *, offsets: ArrayLike | None = No
     """Write buffers on a line as a MiniMalloc CSV, whole or not at all.
 
     Args:
-        buffers: buffers without a period, groups or persistent ones, which the format cannot express. Streams
-            are left out. The id of a buffer without one is its row.
+        buffers: buffers without a period, without groups and not persistent, since the format cannot express
+            these. Streams are omitted. The default id of a buffer is its row.
         path: the file.
         offsets: int64[n], a solution, written to the column ``offset`` in place of fixed offsets.
 
@@ -161,7 +161,7 @@ def write_csv(buffers: Buffers, path: StrPath, *, offsets: ArrayLike | None = No
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield the lines of text, of bounded length, with their numbers; empty lines may only end the file."""
+    """Yield the numbered lines of text, of bounded length; empty lines are permitted only at the end."""
     row = blank = 0
     while raw := file.readline(MAX_LINE_BYTES + 1):
         row += 1

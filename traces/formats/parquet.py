@@ -1,4 +1,4 @@
-"""Traces as Parquet files: plain columns that any tool reads, kinds and names as text.
+"""Traces as Parquet files: plain columns that any tool reads, with event types and names as text.
 
 The columns are those of `Trace`, with ``kind`` as "alloc", "free", ... and columns of names, such as
 ``operation``, as the names themselves, null where unknown. The trace's metadata is stored in the schema's
@@ -77,8 +77,8 @@ def write_trace(trace: Trace, path: StrPath) -> None:
 class TraceWriter:
     """Writer of a trace piece by piece in bounded memory; the file appears when the ``with`` block ends.
 
-    An exception in the block removes the written part. Pieces may have names of their own; the pieces'
-    metadata is ignored in favour of the writer's.
+    An exception in the block removes the written part. Each piece may have separate names; the metadata of
+    pieces is ignored, the writer's is stored.
     """
 
     def __init__(self, path: StrPath, *, metadata: Mapping[str, str] | None = None) -> None:
@@ -96,7 +96,7 @@ class TraceWriter:
         import pyarrow.parquet as pq
 
         with self._stack:
-            # Not by name: on a failed write Arrow would remove the path of that name, even a device.
+            # An open file, no name: after a failed write Arrow removes the file of that name, even a device.
             beside = self._stack.enter_context(atomic(self._path))
             self._file = self._stack.enter_context(beside.open("wb"))
             self._writer = pq.ParquetWriter(
@@ -110,7 +110,7 @@ class TraceWriter:
         return self
 
     def write(self, piece: Trace) -> None:
-        """Append events. Rows are checked in isolation; the order of events over pieces is not checked here.
+        """Append events. Each row is checked in isolation, without the order of events.
 
         Raises:
             TraceError: a row that is impossible in itself.
@@ -122,7 +122,7 @@ class TraceWriter:
             self._flush()
 
     def disown(self) -> None:
-        """Detach a forked child's copy: the file belongs to the parent, and the child's rows are dropped."""
+        """Detach a forked child's copy, and drop its rows: the file belongs to the parent."""
         if self._file is not None and not self._file.closed:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._file.fileno(), inheritable=False)
@@ -229,7 +229,7 @@ def _schema(metadata: Mapping[str, str]) -> Any:
 
 
 def _utf8(text: str) -> str:
-    # Source paths may hold bytes that are not UTF-8, as lone surrogates.
+    # Source paths may contain bytes that are not UTF-8, as lone surrogates.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -271,7 +271,7 @@ def _opened(path: StrPath) -> Iterator[tuple[Any, dict[str, str]]]:
 
 
 def _parquet_file(raw: BinaryIO) -> Any:
-    """Open a Parquet file whose own schema and counts may contradict the Arrow schema stored inside."""
+    """Open a Parquet file, whose schema may contradict the Arrow schema in its metadata."""
     import pyarrow.parquet as pq
 
     try:

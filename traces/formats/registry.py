@@ -1,6 +1,6 @@
 """Registry of the file formats: how each is recognised by content, and the functions that read its events.
 
-A new format takes a module with a test of the first bytes and a reader, and one line in `FORMATS`.
+A new format needs a module with a test of the first bytes and a reader, and one line in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Format:
         name: short name, as `sniff` returns.
         description: noun phrase for messages.
         matches: function that returns true if the first bytes of a file are of this format; raises a
-            TraceError with the remedy for a relative of the format that cannot be read.
+            TraceError with the remedy for a similar format that cannot be read.
         read: reader of a whole file; None for files without events.
         read_pieces: reader in bounded memory, if the format has one.
         read_buffers: reader of the buffers, if the format holds buffers instead of events.

@@ -134,7 +134,7 @@ def _number(text: str, name: str) -> int:
 
 @dataclass
 class _Clock:
-    """Clock that adds a day whenever the time of day passes midnight."""
+    """Clock that converts times of day to ns, and adds a day at each midnight."""
 
     latest: int = 0
     days: int = 0
@@ -152,9 +152,9 @@ class _Clock:
         raise TraceError(f"not a clock's time: {text[:40]!r}")
 
     def _of_day(self, time: int) -> int:
-        """Add the days before to a time of day.
+        """Add the previous days to a time of day.
 
-        Threads may log a time from before midnight after a line from after midnight.
+        After midnight, another thread may still log a time from before midnight.
         """
         time += self.days * _DAY
         if time < self.latest - _DAY // 2:

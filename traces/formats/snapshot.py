@@ -1,12 +1,13 @@
 """Reader of PyTorch's memory snapshots, written by ``torch.cuda.memory._dump_snapshot``.
 
-A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and ``free_completed``
-its memory is still in use on another stream. The recorder keeps the last events only, or none, so buffers may
-be older than the recording: those that are freed without an alloc, and those that the segments still hold at
-the end. Older buffers are born at the start of the trace, after the segments of that time
-(`traces.completeness`). Sizes are the requested ones. Out-of-memory events are refused requests, annotations
-are marks of ranges, and an optimizer's annotation ends an iteration. Other actions are counted in the
-metadata, not kept. The pickle is read piece by piece, by opcodes that can name and call nothing.
+A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requested`` and
+``free_completed``, another stream still uses the memory. The recorder keeps only the last events, or none, so
+buffers may be older than the recording: buffers that are freed without an alloc, and buffers without an alloc
+that the segments hold at the end. The trace allocates older buffers at its start, after the segments of that
+time (`traces.completeness`). Sizes are the requested ones. Out-of-memory events are refused requests,
+annotations
+are marks of ranges, and an optimizer's annotation ends an iteration. Other actions are only counted, in the
+metadata. The pickle is read piece by piece, without the opcodes that name or call objects.
 """
 
 from __future__ import annotations
@@ -55,19 +56,18 @@ def read_snapshot(
     Metadata: ``framework``, ``recorder``, ``alignment``, ``alive_before`` (number of buffers from before the
     recording), the keys of `traces.completeness`, ``expandable`` (``1`` if any segment is, else ``0``),
     ``setting.NAME`` of the allocator, as JSON except for plain texts and only up to 1000 characters, and, for
-    each action that is not kept, ``action.NAME``, the count. Unknown keys are passed over, whatever plain
-    data they hold.
+    each other action, ``action.NAME``, the count. Unknown keys with plain data are ignored.
 
-    The call takes less memory than the size of the file if the events have stacks; Ctrl-C interrupts the
+    If the events have stacks, the call needs less memory than the size of the file. Ctrl-C interrupts the
     call.
 
     Args:
         path: a file of the pickle protocols 2 to 5, plain or compressed by gzip: the output of
             ``_dump_snapshot``, or the list of segments that ``torch.cuda.memory_snapshot`` returned.
-        paths: keep the folders of source lines, not the file's name alone.
-        skipped: if given, events and segments that contradict others or are impossible in themselves are left
-            out and counted here under their reason. For a truncated file the whole events before its end are
-            kept, without the data of the segments, and ``truncated`` is counted.
+        paths: keep the folders of source lines, instead of the file names alone.
+        skipped: if given, contradictory or impossible events and segments are omitted and counted here by
+            reason. A truncated file gives its complete events, without the data of the segments, and counts
+            as ``truncated``.
         progress: called now and then with the bytes read so far and the bytes of the file (0: not known).
 
     Raises:
@@ -91,7 +91,7 @@ def read_snapshot(
 
 
 def is_snapshot(head: Head) -> bool:
-    """Return true for a pickle, by the first opcode and the protocol.
+    """Return true for a pickle, recognised by the first opcode and the protocol.
 
     Raises:
         TraceError: a zip file, as ``torch.save`` writes.

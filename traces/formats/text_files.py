@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 GZIP = b"\x1f\x8b"
 MAX_LINE_BYTES = 1 << 16
-#: Most bytes of a file that recognition examines: the output of a program before its first line of CuPy's
-#: hook may be as long.
+#: Most bytes that recognition examines: a program may print as much before the first line of CuPy's hook.
 _HEAD_BYTES = 1 << 16
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
@@ -104,7 +103,7 @@ def opened(
 
 
 def lines(path: StrPath, progress: Callable[[int, int], object] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers from 1; of a longer line the first ``MAX_LINE_BYTES + 1`` bytes."""
+    """Yield lines with their numbers from 1; longer lines are cut to ``MAX_LINE_BYTES + 1`` bytes."""
     with opened(path, progress) as file:
         row = 0
         while line := file.readline(MAX_LINE_BYTES + 1):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Period:
-    """A tail of a sequence in which every value equals the value ``period`` places before.
+    """A tail of a sequence in which every value equals the value ``period`` positions before.
 
     Attributes:
         period: values in one iteration.
@@ -30,11 +30,11 @@ class Period:
 
 
 def tail_period(values: ArrayLike, *, min_repeats: int = 2) -> Period | None:
-    """Return the period that explains most of the end of a sequence, or None.
+    """Return the period of the longest repeating tail of a sequence, or None.
 
-    Among all tails that repeat some period at least ``min_repeats`` times, this is the longest; among its
+    Of all tails that repeat a period at least ``min_repeats`` times, the longest is chosen, and of its
     periods the smallest. A warm-up before the tail and a partial last iteration do not matter, and a nested
-    period (A A A in A A A B A A A B) gives way once the longer period explains more. Exact, in linear time
+    period (A A A in A A A B A A A B) loses once the longer period has the longer tail. Exact, in linear time
     and memory: borders of the reversed sequence by the prefix function of Knuth, Morris and Pratt (1977).
 
     Args:
@@ -55,7 +55,7 @@ def tail_period(values: ArrayLike, *, min_repeats: int = 2) -> Period | None:
     return Period(period, length, len(sequence) - length) if period else None
 
 
-#: Longest planned lifetime in iterations: a position whose buffers live longer is left to the fallback.
+#: Longest planned lifetime in iterations: the fallback serves positions with longer-lived buffers.
 MOST_ITERATIONS_ALIVE = 16
 
 
@@ -127,13 +127,13 @@ def find_cycle(
 
 
 def _cuts(n: int) -> list[int]:
-    """Return candidate ends of the iterations in a finished program: dense near the end, then everywhere."""
+    """Return candidate ends of the iterations in a finished program: dense near the end, sparse before."""
     near = (n - (1 << power) for power in range(max(n, 1).bit_length()))
     return sorted({n, *near, *(n * sixteenths // 16 for sixteenths in range(16))} - {0}, reverse=True)
 
 
 def _stretch(values: NDArray[np.int64], cut: int, evidence: Evidence) -> Period | None:
-    """Return the run of iterations around position `cut`, the end of a repeating tail; None if too short."""
+    """Return the longest run of iterations around the candidate end `cut`; None if too short."""
     period = tail_period(values[:cut], min_repeats=2)
     if period is None or period.length < max(evidence.values, evidence.repeats * period.period):
         return None
@@ -151,18 +151,18 @@ def _lifetimes(rows: NDArray[np.int64], freed_before: NDArray[np.int64]) -> NDAr
 def _period_by_lifetimes(life: NDArray[np.int64], stretch: Period) -> int:
     """Return the period of the run, or a multiple of the period if buffers outlive many periods.
 
-    If a program uses few sizes over and over, such as one size for all arrays, lifetimes identify iterations
-    better than sizes do.
+    If a program uses few distinct sizes, such as one size for all arrays, lifetimes identify iterations
+    better than sizes.
     """
     period = stretch.period
     passing = life[life <= stretch.length // (2 * LEAST_REPEATS)]
     longest = int(passing.max(initial=0))
     if longest <= MOST_ITERATIONS_ALIVE * period:
         return period
-    seen = life[: len(life) - longest]  # later lifetimes may not be over yet
+    seen = life[: len(life) - longest]  # later buffers may still be alive
     repeated = tail_period(seen, min_repeats=2)
     if repeated is None or repeated.length < LEAST_REPEATS * repeated.period:
-        return period  # planning for the longest lifetime of each position would waste memory
+        return period  # a plan with each position's longest lifetime would waste memory
     longer = int(np.lcm(period, repeated.period))
     enough = longest <= MOST_ITERATIONS_ALIVE * longer and stretch.length >= LEAST_REPEATS * longer
     return longer if enough else period

@@ -1,7 +1,7 @@
 """Envelopes: one pattern for iterations that differ in buffer sizes only, such as batches of many lengths.
 
-The envelope gives each buffer the largest size among the iterations. A plan of the envelope therefore fits
-every iteration with buffers no larger than that, including iterations that never occurred before.
+Each buffer of the envelope has its largest size among the iterations. A plan of the envelope therefore fits
+every iteration with equal or smaller buffers, including iterations that never occurred before.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-#: If at most `FEW_KINDS` variants make up the share `MOSTLY` of all iterations, each variant gets a plan of
-#: its own.
+#: If at most `FEW_KINDS` variants make up the share `MOSTLY` of all iterations, each variant gets a separate
+#: plan.
 FEW_KINDS, MOSTLY = 4, 3 / 4
-#: If more than this share of the iterations, and more than three, are larger than all iterations before them,
-#: the iterations grow. Of five iterations in random order this happens in one case of eleven, of more
-#: iterations less often.
+#: Iterations count as growing if more than three of them, and more than this share, are larger than all
+#: earlier iterations. For five iterations in random order the probability is 1 in 11, for more iterations
+#: less.
 MOST_RECORDS = 0.6
 #: The peak load of the envelope may be at most `MOST_LARGER` times the largest peak load among the latest
-#: `LOADS_LOOKED_AT` iterations: beyond that the iterations have little in common.
+#: `LOADS_LOOKED_AT` iterations; otherwise the iterations have little in common.
 MOST_LARGER, LOADS_LOOKED_AT = 1.1, 64
-#: A buffer of varying size is expected to have at least this fraction (1 / `SMALLER`) of its smallest
-#: observed size.
+#: The least expected size of a buffer of varying size is 1 / `SMALLER` of its smallest observed size.
 SMALLER = 8
-#: Limit on envelopes, since each has columns as long as the trace; the most recent are kept.
+#: Most envelopes, since each has columns as long as the trace; the most recent are kept.
 MOST_ENVELOPES = 16
 
 
@@ -39,10 +38,9 @@ class Envelope:
     """The envelope of some windows of a trace.
 
     Attributes:
-        alike: the windows, which allocate in the same order; latest last.
-        size: int64[m], bytes, for all rows of the trace: in these windows the largest size among them.
-        least: int64[m], bytes: the least size expected in each row; equal to the size if the size never
-            varies.
+        alike: the windows, all with the same order of allocations; latest last.
+        size: int64[m], bytes, for all rows of the trace; in these windows, the largest size of the position.
+        least: int64[m], bytes: the least expected size of each row; equal to a size that never varies.
     """
 
     alike: tuple[int, ...]
@@ -58,7 +56,7 @@ def envelopes(
     main: int,
     known: Collection[int] = (),
 ) -> list[Envelope]:
-    """Return envelopes of iterations that have more variants than are worth a plan each.
+    """Return envelopes of iterations with too many variants for one plan each.
 
     Args:
         sequence: of each row, as the next three of `traces.iterations.windows.Windows`.
@@ -66,8 +64,7 @@ def envelopes(
         freed_before: of each row.
         bounds: of each window.
         main: the sequence that identifies iterations.
-        known: allocation counts of the iterations of known envelopes: two iterations with such a count
-            suffice for an envelope.
+        known: allocation counts of the iterations of known envelopes, for which two iterations suffice.
     """
     of_count: dict[int, list[int]] = {}
     for window, (first, end) in enumerate(bounds.tolist()):
@@ -97,7 +94,7 @@ def _are_many_kinds(
 
 
 def _grows(size: NDArray[np.int64], bounds: NDArray[np.int64]) -> bool:
-    """Return true if most of these windows are larger than all before, so that the next would not fit."""
+    """Return true if most of these windows are larger than all earlier windows, as the next one may be."""
     whole = [int(size[first:end].sum()) for first, end in bounds.tolist()]
     largest = np.maximum.accumulate(whole)
     return 1 + int((np.diff(largest) > 0).sum()) > max(len(whole) * MOST_RECORDS, 3)
@@ -111,7 +108,7 @@ def _envelope(
     for s in np.flatnonzero(np.bincount(sequence[rows[-1]])).tolist():
         own = [each[sequence[each] == s] for each in rows]
         if len({len(each) for each in own}) > 1:
-            continue  # a sequence that varies is not planned
+            continue  # varying sequences are not planned
         at = np.stack(own)
         smallest, largest = size[at].min(axis=0), size[at].max(axis=0)
         most[at] = largest
@@ -120,7 +117,7 @@ def _envelope(
 
 
 def expected_least(smallest: NDArray[np.int64], largest: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the least size expected of buffers with these observed sizes; a constant size stays as is."""
+    """Return the least expected sizes of buffers, given observed sizes; a constant size is unchanged."""
     least: NDArray[np.int64] = np.where(smallest < largest, np.maximum(smallest // SMALLER, 1), largest)
     return least
 
@@ -128,7 +125,7 @@ def expected_least(smallest: NDArray[np.int64], largest: NDArray[np.int64]) -> N
 def _is_tight(
     envelope: Envelope, size: NDArray[np.int64], freed_before: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> bool:
-    """Return true if the envelope's load is hardly larger than the load of the largest observed iteration."""
+    """Return true if the envelope's peak load is hardly larger than the largest observed peak load."""
     peaks = [
         (_peak(envelope.size, freed_before, rows), _peak(size, freed_before, rows))
         for window in envelope.alike[-LOADS_LOOKED_AT:]
@@ -139,7 +136,7 @@ def _is_tight(
 
 
 def _peak(size: NDArray[np.int64], freed_before: NDArray[np.int64], rows: slice) -> int:
-    """Return the most bytes of a window's own buffers that are alive at one time within the window."""
+    """Return the peak load, in bytes, of a window's own buffers within the window."""
     freed, own = freed_before[rows], size[rows]
     gone = np.flatnonzero((freed >= 0) & (freed < rows.stop))
     change = own.copy()

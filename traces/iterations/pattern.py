@@ -1,9 +1,8 @@
 """The recurring iteration of a trace: the order of allocations and the lifetime of each buffer.
 
-Time inside a pattern counts allocations, not events: only the allocation that follows a free matters. A free
-that moves between the same two allocations therefore changes nothing. For each position, a pattern keeps the
-latest free among the iterations and, besides, the latest but one, which ignores a buffer that was kept longer
-only once.
+Time inside a pattern counts allocations, not events, since only the allocation that follows a free matters: a
+free that moves between the same two allocations changes nothing. For each position, a pattern has the latest
+free among the iterations, and the second-latest free, which ignores a buffer that was kept longer only once.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
 
     from traces.trace import Trace
 
-#: Later than every time of a warm-up.
+#: A time after every warm-up.
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
 class WarmUp:
-    """The allocations of the program before the iterations became alike.
+    """The program's allocations before its steady state.
 
     Attributes:
         sequence: int32[m], the sequence of each allocation, in order.
         size: int64[m], bytes.
         position: int64[m], the corresponding row of the pattern, or -1 for an extra allocation, such as a
-            parameter, that must not take a planned address.
+            parameter, that must not have a planned address.
         marks: int64[k], number of these allocations before each mark.
     """
 
@@ -60,11 +59,10 @@ class Pattern:
     """An iteration that occurred at least twice.
 
     Attributes:
-        buffers: n rows in order of allocation, on a circle whose period is n allocations. ``persistent`` rows
-            are left to the fallback: they pile up, live too long, are used by another stream, or belong to a
-            sequence that varies.
-        sequence: int32[n], the sequence (thread and stream) of each allocation, named as in the trace's
-            ``thread``.
+        buffers: n rows in order of allocation, on a circle whose period is n allocations. The fallback serves
+            ``persistent`` rows, whose buffers accumulate, live too long, are used by another stream, or
+            belong to a varying sequence.
+        sequence: int32[n], the sequence (thread and stream) of each allocation, as in the trace's ``thread``.
         since: for each sequence, the number of allocations since the last observed iteration began.
         iterations: number of agreeing iterations among those examined.
         iterations_seen: number of iterations in the recording, including differing ones.
@@ -76,12 +74,11 @@ class Pattern:
         coverage: planned bytes / bytes of all temporary buffers, at the peak of the last iteration.
         warm_up: the allocations before the iterations, or None if the recording does not start with the
             program.
-        reach: by the `key` of each pattern that followed this one, int64[n]: the largest number of the
-            following pattern's allocations that came before a buffer's free. Only for marked iterations.
+        reach: by the `key` of each pattern that followed this pattern, int64[n]: for each buffer, the largest
+            number of the following pattern's allocations before the free. Only for marked iterations.
         lasting: int64[n], the second-latest free of each buffer among the iterations.
-        least: int64[n], only for an envelope of iterations that differ in sizes only
-            (`traces.iterations.envelope`): the least bytes of each allocation, while the buffer's size is the
-            most; None: all iterations have the same sizes.
+        least: int64[n], the least size of each allocation of an envelope (`traces.iterations.envelope`), in
+            bytes; ``buffers.size`` has the largest. None: all iterations have the same sizes.
     """
 
     buffers: Buffers
@@ -100,7 +97,7 @@ class Pattern:
 
     @property
     def sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The least and the most bytes of each allocation, int64[n] each."""
+        """The smallest and the largest size of each allocation, int64[n] each."""
         most = self.buffers.size
         return most if self.least is None else self.least, most
 
@@ -128,11 +125,11 @@ def find_patterns(
         trace: events in host order; the ``thread`` column names sequences.
         small_bytes: allocations up to this size are left out.
         whole_recording: the trace begins with the program, so the first allocations are a warm-up.
-        anywhere: the trace is finished: take the longest run of iterations in the trace, since a program does
-            other work at its end.
-        enveloped: replace marked iterations of many variants that differ in sizes only by their envelope. Two
-            iterations with one of these allocation counts suffice for an envelope. None: find no envelopes.
-        automatic_marks: marks of recorders, `traces.trace.AUTOMATIC_MARK`, decide too.
+        anywhere: take the longest run of iterations anywhere in a finished trace, since a program does other
+            work at its end.
+        enveloped: replace marked iterations of many variants that differ in sizes only by their envelope.
+            Iterations with one of these allocation counts need to occur only twice. None: find no envelopes.
+        automatic_marks: marks of recorders, `traces.trace.AUTOMATIC_MARK`, separate iterations, too.
 
     Raises:
         TraceError: the trace contradicts itself.
@@ -151,7 +148,7 @@ def find_patterns(
 class _Lifetimes:
     life: NDArray[np.int64]  # latest, in the group's allocations
     lasting: NDArray[np.int64]  # second-latest
-    unresolved: NDArray[np.bool_]  # never freed so far, and too young to count as persistent
+    unresolved: NDArray[np.bool_]  # never freed, and too young to count as persistent
     keeps: NDArray[np.bool_]  # never or not always freed, or used by another stream
 
 
@@ -166,12 +163,12 @@ class _Builder:
         self._separate = {common + k: s for k, s in enumerate(windows.separate)}  # group -> sequence
         groups = windows.groups | {s: group for group, s in self._separate.items()}
         every = np.arange(int(windows.sequence.max()) + 1)
-        #: The group of each allocation, -1 for sequences that vary, which are not part of the pattern.
+        #: The group of each allocation; -1 for varying sequences, which are not part of the pattern.
         self._groups = np.array([groups.get(s, -1) for s in every.tolist()], np.int64)[windows.sequence]
         group = self._groups[self._last]
         together = self._last[(group >= 0) & (group < common)]
-        # A sequence with iterations of its own shares no addresses with others, so its rows may stand
-        # anywhere.
+        # A sequence with separate iterations shares no addresses with other sequences, so the order of its
+        # rows among theirs is free.
         self._rows = np.concatenate([together, *(windows.separate[s][-1] for s in self._separate.values())])
         self._group = self._groups[self._rows]
         self._strange: list[int] = []  # allocations in the windows whose buffers persist
@@ -230,13 +227,13 @@ class _Builder:
         is_open = freed_before < 0
         age = clock[np.where(is_open, len(clock), freed_before) - 1] - (clock[rows] - 1)
         life = np.where(is_open, 0, age).max(axis=0)
-        # An open instance older than the lifetime of every other instance is no temporary buffer: a single
-        # such instance is an accident of the warm-up (a parameter of the same size at the same position),
-        # several mean that the position is persistent.
+        # A live instance older than the lifetime of every other instance is no temporary buffer: one such
+        # instance is an accident of the warm-up (a parameter of the same size at the same position), several
+        # mean that the position is persistent.
         strange = is_open & (age > life + count)
         never = is_open.all(axis=0)
         keeps = ((strange.sum(axis=0) >= 2) & ~never) | (never & (age.max(axis=0) > 4 * count))
-        keeps |= w.shared[rows].any(axis=0)  # the time of the other stream's last use is unknown
+        keeps |= w.shared[rows].any(axis=0)  # the other stream's last use is unknown
         if group not in self._separate:
             self._strange.extend(rows[strange & ~never].tolist())
         age[strange] = 0
@@ -262,7 +259,7 @@ class _Builder:
         return np.concatenate([common, *apart])
 
     def _coverage(self, stays: NDArray[np.bool_]) -> float:
-        """Return planned / all temporary bytes at the peak of the last agreeing iteration."""
+        """Return the planned share of the temporary bytes at the peak of the last agreeing iteration."""
         w, rows = self._w, self._last
         planned = np.isin(rows, self._instances_of(np.flatnonzero(~stays)))
         passing = (w.freed_before[rows] >= 0) | planned
@@ -281,9 +278,9 @@ class _Builder:
         return float(load(planned)[peak] / everything[peak]) if everything[peak] else 1.0
 
     def _warm_up(self, buffers: Buffers) -> WarmUp | None:
-        """Return the allocations before the steady state, aligned with the pattern; None: they differ.
+        """Return the allocations before the steady state, aligned with the pattern; None if they differ.
 
-        Of an envelope, they are those of the program's first iteration, whose sizes may never recur.
+        The warm-up of an envelope is the program's first iteration, whose sizes may never recur.
         """
         w = self._w
         before = np.arange(
@@ -310,7 +307,7 @@ class _Builder:
         return next((start for start in starts if start >= steady_from), starts[-1])
 
     def _is_passing(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the buffers that end within an iteration and a half: others are persistent."""
+        """Return a mask of the buffers that end within 1.5 iterations; others are persistent."""
         freed = self._w.freed_before[rows]
         life = np.where(freed < 0, len(self._w.sequence), freed) - rows
         passing: NDArray[np.bool_] = 2 * life <= 3 * len(self._rows)
@@ -325,8 +322,7 @@ class _Builder:
     ) -> NDArray[np.bool_]:
         """Return a mask of the warm-up's buffers that outlive their planned lifetime and would block a slot.
 
-        Time is the steady state's, as far as the warm-up follows the steady sequence: extra allocations of
-        the warm-up do not advance time.
+        Time counts allocations of the steady sequence; extra allocations of the warm-up do not advance time.
         """
         n = len(before)
         freed = self._w.freed_before[before]
@@ -344,13 +340,12 @@ def _aligned(
     rows: NDArray[np.int64],
     period: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the steady row of each warm-up size along the repeated steady sequence, and the time.
+    """Align the warm-up with the repeated steady sequence: return row and time of each warm-up allocation.
 
-    The sequence has the sizes from `least` to `most`, in the steady state's `rows`.
-
-    The alignment runs backwards from the end, where the warm-up runs into the steady state: a size that is
-    not expected within the next 32 places (or one period, if shorter) is an extra, with row -1. The time
-    counts the steady state's allocations, negative before the beginning of the steady state.
+    The sequence has the sizes from `least` to `most`, in the steady state's `rows`. The alignment runs
+    backwards from the beginning of the steady state: a size without a match within the next 32 positions (or
+    one period, if shorter) is an extra, with row -1. Time counts the steady state's allocations, and is
+    negative before its beginning.
     """
     result = np.full(len(sizes), -1, np.int64)
     when = np.full(len(sizes), _NEVER, np.int64)
@@ -375,7 +370,7 @@ def _aligned(
 def _are_within(
     sizes: NDArray[np.int64], least: NDArray[np.int64], most: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Return a mask of the sizes that lie in any of the ranges from `least` to `most`."""
+    """Return a mask of the ranges from `least` to `most` that contain their size."""
     begun = np.searchsorted(np.sort(least), sizes, side="right")
     ended = np.searchsorted(np.sort(most), sizes, side="left")
     within: NDArray[np.bool_] = begun > ended

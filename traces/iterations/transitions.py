@@ -1,7 +1,7 @@
 """Transitions between variants: how far the buffers of an iteration reach into the next one, by variant.
 
 If a program marks iterations of several variants, such as batches of several lengths, any variant may follow
-any other, and each variant frees the buffers still alive at a mark at a different place.
+any other, and each variant frees the buffers that are alive at its beginning at other positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def sequence_key(
     size: NDArray[np.int64], sequence: NDArray[np.int32], least: NDArray[np.int64] | None = None
 ) -> bytes:
-    """Return a key shared by iterations with the same sizes in the same order, equal in every process.
+    """Return a key of the sizes and their order, equal in every process.
 
     Args:
         size: of each allocation, in bytes.
@@ -34,10 +34,10 @@ def sequence_key(
 
 
 def reaches(found: Iterable[Windows]) -> list[dict[bytes, NDArray[np.int64]]]:
-    """Return for each variant the `traces.iterations.pattern.Pattern.reach` of the variant's pattern.
+    """Return the `traces.iterations.pattern.Pattern.reach` of each variant.
 
-    The reach is empty for a variant with a sequence that varies, or that only keeps its own order: the order
-    of events in the next iteration is then unknown.
+    The reach is empty for a variant with a varying or unsynchronised sequence, since the order of its events
+    in the next iteration is unknown.
 
     Args:
         found: the variants of one trace, as `traces.iterations.windows.find_windows` returns them.
@@ -53,14 +53,14 @@ def reaches(found: Iterable[Windows]) -> list[dict[bytes, NDArray[np.int64]]]:
 
 
 def _is_whole(kind: Windows) -> bool:
-    """Return true if all sequences keep one common order in every iteration of this variant."""
+    """Return true if all sequences have the same common order in every iteration of this variant."""
     windows = [slice(*kind.bounds[window]) for window in kind.alike]
     first = kind.sequence[windows[0]].tobytes(), kind.size[windows[0]].tobytes()
     return all((kind.sequence[w].tobytes(), kind.size[w].tobytes()) == first for w in windows[1:])
 
 
 def _reach(kind: Windows, key_of: dict[int, bytes]) -> dict[bytes, NDArray[np.int64]]:
-    """Return the most allocations of the next iteration before each free; 0 also if none was observed."""
+    """Return the most allocations of the next iteration before each free; 0 without observations."""
     reach: dict[bytes, NDArray[np.int64]] = {}
     for window in kind.alike:
         first, end = kind.bounds[window].tolist()

@@ -1,4 +1,4 @@
-"""Windows of a trace: the bounds of iterations, and the sets of iterations that are alike."""
+"""Windows of a trace: the bounds of iterations, and sets of iterations with equal sequences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from traces.trace import Trace
 
 
-#: Number of iterations of a variant that are examined in an unfinished trace, counted from its beginning and
-#: from its end: the first iterations show the warm-up, the last show the current behaviour.
+#: Numbers of iterations of a variant that are examined at the beginning and at the end of an unfinished
+#: trace: the first iterations show the warm-up, the last the present behavior.
 FIRST_WINDOWS, LAST_WINDOWS = 16, 1024
 WITHOUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 
@@ -39,13 +39,13 @@ WITHOUT_RARE = Evidence(LEAST_EVIDENCE_BUT_RARE, LEAST_REPEATS_BUT_RARE)
 #: 6.4).
 _BASE = 0x9E3779B97F4A7C15
 
-#: Marks within an iteration, as recorders of training set them.
+#: Marks of recorders within an iteration of training.
 _PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """The allocations of a trace, cut into iterations. Rows are allocations above the small size, in order.
+    """Allocations of a trace above the small size, one row each, divided into iterations.
 
     Attributes:
         event: int64[m], the row of the trace.
@@ -58,11 +58,12 @@ class Windows:
         marks: int64[k], number of rows before each mark.
         count: number of windows in the trace.
         bounds: int64[w, 2], first row and end of each examined window.
-        alike: windows that agree, latest last; at least two, and in an unfinished trace not all.
-        groups: group of each repeating sequence: 0 for sequences whose common order is the same in every
-            window, then one group for each sequence that only keeps its own order. Missing sequences vary.
-        separate: among the missing sequences, those with iterations of their own, such as unsynchronised
-            threads: int64[iteration, position], rows.
+        alike: windows with equal sequences, latest last; at least two, in an unfinished trace not all of
+            them.
+        groups: group of each repeating sequence: 0 for all sequences with a constant common order, then one
+            group for each sequence whose order is constant only within itself. Varying sequences are missing.
+        separate: rows of those missing sequences that have separate iterations, such as unsynchronised
+            threads: int64[iteration, position].
         least: int64[m], only for an envelope: the least bytes expected.
     """
 
@@ -99,7 +100,7 @@ def find_windows(
     enveloped: Collection[int] | None = None,
     automatic_marks: bool = False,
 ) -> list[Windows]:
-    """Cut a trace into iterations and group them by variant: the latest first, none that occurred only once.
+    """Divide a trace into iterations, and group them by recurring variant, the latest first.
 
     Args:
         trace: events in host order.
@@ -138,7 +139,7 @@ def iteration_marks(trace: Trace, *, automatic_marks: bool = False) -> NDArray[n
 
 
 def _without_rare(event: NDArray[np.int64], size: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the allocations without rare sizes, with a rising threshold, as long as most allocations stay.
+    """Yield the allocations without rare sizes, for rising thresholds, while most allocations remain.
 
     Data-dependent sizes (a mask, the result of unique) hide the iteration around them.
     """
@@ -228,7 +229,7 @@ def _windows_of(
 def _variants(
     alike: list[tuple[int, ...]], size: NDArray[np.int64], joined: list[Envelope]
 ) -> list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]]:
-    """Return for each variant the windows, all sizes and, for an envelope, least sizes; the latest first."""
+    """Return (windows, sizes, least sizes of an envelope) of each variant, the latest first."""
     in_one = {window for envelope in joined for window in envelope.alike}
     variants: list[tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64] | None]] = [
         (same, size, None) for same in alike if same[-1] not in in_one
@@ -240,7 +241,7 @@ def _variants(
 def first_and_last_of_each_variant(
     of_main: NDArray[np.bool_], size: NDArray[np.int64], bounds: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the windows that are among the first or the last of their variant, in order.
+    """Return the first and the last windows of each variant, in order.
 
     Windows of one variant have the same sizes of the main sequence in the same order, compared by their sum
     and by their polynomial fingerprint modulo 2**64 (Karp and Rabin, Efficient randomized pattern-matching
@@ -274,7 +275,7 @@ def _mark_name(trace: Trace, event: int) -> str:
 
 
 def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return windows from one mark to the next; from begin to end where regions are marked."""
+    """Return the windows between successive marks, or from "begin" to "end" marks."""
     bounds = []
     for here, there in itertools.pairwise(marks):
         if _mark_name(trace, int(here)) != "end":
@@ -283,14 +284,14 @@ def _marked(trace: Trace, marks: NDArray[np.int64], event: NDArray[np.int64]) ->
 
 
 def _detected(cycle: Cycle | None) -> NDArray[np.int64]:
-    """Return windows from one beginning of an iteration to the next."""
+    """Return the windows between successive beginnings of a cycle's iterations."""
     if cycle is None:
         return np.zeros((0, 2), np.int64)
     return np.stack([cycle.starts[:-1], cycle.starts[1:]], axis=1)
 
 
 def _separate_cycles(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[np.int64]]:
-    """Find the separate sequences, see `Windows.separate`; one without recent allocations has ended."""
+    """Find the separate sequences: see `Windows.separate`; ignore sequences without recent allocations."""
     w, cycles = windows, {}
     for s in distinct(w.sequence[len(w.sequence) // 2 :]).tolist():
         if s in w.groups:
@@ -304,7 +305,7 @@ def _separate_cycles(windows: Windows, *, anywhere: bool) -> dict[int, NDArray[n
 def _alike(
     sequence: NDArray[np.int32], size: NDArray[np.int64], bounds: NDArray[np.int64], main: int
 ) -> list[tuple[int, ...]]:
-    """Return sets of windows in which the main sequence is the same; the set with the latest window first."""
+    """Return sets of windows with equal main sequences, the set with the latest window first."""
     twins: dict[bytes, list[int]] = {}
     for window, (first, end) in enumerate(bounds):
         if key := size[first:end][sequence[first:end] == main].tobytes():

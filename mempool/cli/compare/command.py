@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mempool.analysis.compare_many import FileComparison
 
 
-#: Smallest limit without a unit that is accepted, in bytes: no recorded allocator hands out smaller blocks,
-#: and traces of small programs are compared at such limits.
+#: Smallest limit without a unit, in bytes: the smallest block of a recorded allocator. Small programs are
+#: compared at such limits.
 _SMALLEST_BLOCK_BYTES = 512
 
 

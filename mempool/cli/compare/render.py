@@ -75,7 +75,7 @@ def _table(file: str, device: int, rows: list[Row], limit_bytes: int | None) -> 
 
 
 def _loads(rows: list[Row]) -> str:
-    """Return the peak load without and with failed requests, as far as the rows contain them."""
+    """Return the peak load without and, if the rows have them, with failed requests."""
     name = "live at the end" if rows and rows[0].history == "absent" else "peak load"
     loads = {row.refused > 0: row.peak_load_bytes for row in rows}
     parts = [binary(loads[False])] if False in loads else []
@@ -85,7 +85,7 @@ def _loads(rows: list[Row]) -> str:
 
 
 def _fits(row: Row) -> str:
-    """Return the answer as far as the recording allows: unrecorded history may need more."""
+    """Return whether a row fits; undecided if unrecorded history may need more."""
     if row.fits and row.refused:
         return "so far"
     if row.fits is not None or row.history == "whole":
@@ -94,7 +94,7 @@ def _fits(row: Row) -> str:
 
 
 def _name(row: Row | FailedComparison) -> str:
-    """Return the allocator with its settings, as written after ``-a``."""
+    """Return the allocator with its settings, in the syntax of ``-a``."""
     if row.settings.keys() == {"conf"}:
         return f"{row.allocator}:{row.settings['conf']}"
     settings = ",".join(f"{key}={value}" for key, value in row.settings.items())
@@ -114,7 +114,7 @@ def _failure(row: Row, limit_bytes: int | None) -> str:
 
 
 def _summary(results: list[FileComparison], limit_bytes: int | None) -> None:
-    """Print the least and most reserved bytes of each allocator, the file with most, and the failures."""
+    """Print each allocator's smallest and largest reserved bytes, the largest file, and the failures."""
     rows: dict[str, list[tuple[str, Row]]] = {}
     for result in results:
         for row in _known(result):

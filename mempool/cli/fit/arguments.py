@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mempool.torch.model_spec import ModelSpec
 
 
-#: Options that change a model's step, which a program makes itself.
+#: Options that change a model's step, and so do not apply to programs.
 _OF_A_MODEL = (
     *("batch", "seq", "task", "mode", "optimizer", "loss", "dtype", "autocast"),
     *("checkpoint", "accumulate", "largest_batch", "remedies"),
 )
-#: Options that are attributes of a job; those that are names, with the parser that checks each.
+#: Options that are attributes of a job, with the parser that checks a name, or None.
 _OF_A_JOB = ("mode", "device", "checkpoint", "accumulate")
 _NAMED: dict[str, Callable[[str], Any]] = {
     "dtype": model_spec.parse_type,
@@ -34,7 +34,7 @@ _NAMED: dict[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class FitRequest:
-    """The request of a ``mempool fit`` command line; None for options that were not given.
+    """The request of a ``mempool fit`` command line; None for missing options.
 
     Attributes:
         target: the model.
@@ -42,15 +42,15 @@ class FitRequest:
         limit_bytes: memory of the device.
         capability: compute capability of the card.
         card: name of the card in `mempool.hardware.gpu_memory`.
-        job: attributes of the `Job`, with names of optimizer, loss and types as typed.
+        job: attributes of the `Job`, with unresolved names of optimizer, loss and types.
         task: task of a model of transformers.
-        arguments: of the program, in ``sys.argv``.
+        arguments: arguments of the program in ``sys.argv``.
         main: whether to run a script as a program.
         allocators: allocators to simulate; the first decides the verdict.
         largest, remedies: arguments of `fit_job`.
         most_seconds: CPU seconds for trying remedies.
-        traced: keep the trace.
-        notes: notes on options that override each other.
+        traced: whether to keep the trace.
+        notes: notes about options that override others.
     """
 
     target: ModelSpec

@@ -35,14 +35,14 @@ _TASKS = (
 
 
 def complete_cards(incomplete: str) -> list[str]:
-    """Return names of GPUs with a prefix."""
+    """Return the names of GPUs that complete a prefix."""
     from mempool.hardware.gpu_memory import CARDS
 
     return completion(*(card.name for card in CARDS))(incomplete)
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Return scripts and models of transformers with a prefix."""
+    """Return the scripts and transformers models that complete a prefix."""
     from mempool.torch.model_presets import SHAPES
 
     usual = ["gpt2", "bert", "llama", "t5", "vit", "mistral", "qwen2"]
@@ -196,7 +196,7 @@ def fit(
 
 
 def _check_trace(trace: Path | None, *, sweep: bool) -> None:
-    """Refuse an unwritable file, or one for several sizes, before the work begins."""
+    """Refuse an unwritable trace file, or a trace of several sizes, before the work."""
     if trace is None:
         return
     if sweep:
@@ -205,7 +205,7 @@ def _check_trace(trace: Path | None, *, sweep: bool) -> None:
 
 
 def _fit_sizes(request: FitRequest) -> list[SizeResult]:
-    """Fit all sizes; output of the script or the model during this goes to stderr."""
+    """Fit all sizes, with output of the script or model redirected to stderr."""
     with progress("importing PyTorch") as progress_line:
         from mempool.cli.fit.compute import fit_sizes
 

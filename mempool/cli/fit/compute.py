@@ -1,4 +1,4 @@
-"""Work of ``mempool fit``: fit a job of each requested size, one after the other. Needs PyTorch."""
+"""Computation of ``mempool fit``: fits a job of each requested size in turn. Requires PyTorch."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class SizeResult:
     Attributes:
         fit: the result.
         title: description of the model or program.
-        tried: the step in words: mode, batch, precision.
-        seq: length of the sequences, if known.
+        tried: description of the step: mode, batch, precision.
+        seq: sequence length, if known.
     """
 
     fit: Fit
@@ -60,7 +60,7 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
     """Fit each size in turn: all batches of one sequence length, then of the next length.
 
     Raises:
-        Stop: a size cannot be tried; the message gives the reason in a line.
+        Stop: a size cannot be tried; the message is a line with the reason.
     """
     if request.main:
         progress(f"running {request.target}")
@@ -76,7 +76,7 @@ def fit_sizes(request: FitRequest, progress: Callable[[str], object]) -> Iterato
 
 
 def _fit_program(request: FitRequest) -> SizeResult:
-    """Judge a program that ran on tensors without memory."""
+    """Run a program on tensors without memory, and judge its trace."""
     allocators = request.allocators or DEFAULT_ALLOCATORS
     allocator_specs(allocators)
     device, capability = request.job.get("device", "cuda"), request.capability or (8, 0)
@@ -133,7 +133,7 @@ def _description(job: Job, seq: int | None) -> str:
 
 
 def _timed(job: Job) -> Trace:
-    """Trace three steps timed by a roofline: the second is complete; the third shows what outlives it."""
+    """Trace three steps with roofline times: the second is complete; the third has the later frees."""
     rates = rates_of(job.card or DEFAULT, job.capability)
     trace = run(job, 3, clock=Roofline(rates).nanoseconds)
     return replace(trace, metadata=dict(trace.metadata) | {"rates": str(rates)})
@@ -155,7 +155,7 @@ def _job(request: FitRequest, found: TransformersModel, seq: int | None, batch: 
 
 @contextlib.contextmanager
 def stopping(request: FitRequest) -> Iterator[None]:
-    """Convert errors into the end of the verb with one line."""
+    """Convert errors into `Stop` with one line."""
     try:
         yield
     except BrokenScriptError as error:
@@ -180,7 +180,7 @@ def stopping(request: FitRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of libraries about matters outside the user's control."""
+    """Silence warnings of libraries that users cannot remedy."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with warnings.catch_warnings():

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from mempool.cli.fit.arguments import FitRequest
 
-#: Allocators of an estimate -> those of a rehearsal.
+#: Allocators of a rehearsal, by allocator of an estimate.
 _ALLOCATORS = {"pytorch": "native", "pytorch_expandable": "expandable", "planned": "mempool"}
-#: GPU of an estimate for which none is named; its memory is then the limit.
+#: GPU of an estimate without a named GPU, with its memory as the limit.
 _DEFAULT_CARD = "A100 80GB"
 
 
 def can_rehearse(request: FitRequest) -> bool:
-    """Return whether the request is of a program on CUDA, and the installed PyTorch has CUDA."""
+    """Return whether the request is for a program on CUDA, and the installed PyTorch has CUDA."""
     return request.main and request.job.get("device") != "cpu" and has_cuda_build()
 
 

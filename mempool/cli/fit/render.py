@@ -1,4 +1,4 @@
-"""Output of ``mempool fit``: one JSON object or a list, a verdict and tables, bars of a sweep."""
+"""Output of ``mempool fit``: JSON, verdict and tables, and bars of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mempool.cli.fit.compute import SizeResult
     from mempool.torch.estimate import Fit
 
-#: Largest number of modules in the output, and their largest depth below the model.
+#: Most modules in the output, and their largest depth below the model.
 MOST_MODULES, DEPTH = 8, 4
 _BAR = 30
 
@@ -56,7 +56,7 @@ def show(result: SizeResult) -> None:
 
 
 def modules(fit: Fit) -> list[tuple[str, int]]:
-    """Return the bytes at the peak by module, largest first; layers that differ only by number are merged."""
+    """Return bytes at the peak by module, the largest first, with layers of different numbers merged."""
     found: dict[str, list[int]] = {}
     for share in fit.modules(DEPTH):
         name = re.sub(r"\.\d+(?=\.|$)", ".*", share.module) or "(no module)"
@@ -111,7 +111,7 @@ def _allocators(fit: Fit) -> tuple[list[str], list[list[str]]]:
 
 
 def _fits_cell(to_json: str, fit: Fit) -> str:
-    """Return a table row's answer; "yes" becomes "?" where caveats apply."""
+    """Return the cell of a row's verdict: "?" instead of "yes" if there are caveats."""
     return "?" if fit.caveats and to_json == "yes" else to_json
 
 

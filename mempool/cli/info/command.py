@@ -78,7 +78,7 @@ def answer(
 
     buffers = given.buffers
     planned = peak_load(buffers)
-    if given.trace is not None and (given.trace.operation < 0).all():  # then source lines say most
+    if given.trace is not None and (given.trace.operation < 0).all():  # source lines instead of operations
         frames = True
     values: dict[str, Any] = {
         "format": given.format,
@@ -148,7 +148,7 @@ def _events(trace: Trace) -> dict[str, Any]:
 
 
 def _largest_at_peak(given: InputFile, count: int, *, frames: bool) -> list[dict[str, Any]]:
-    """Return the largest buffers alive at the first time of the peak load, largest first."""
+    """Return the largest buffers alive at the first time of the peak load, in descending order."""
     from solvers import load_curve
 
     buffers = given.buffers
@@ -172,7 +172,7 @@ def _largest_at_peak(given: InputFile, count: int, *, frames: bool) -> list[dict
 
 
 def _instances(buffers: Buffers, time: int) -> NDArray[np.int64]:
-    """Return how many instances of each planned buffer need memory at a time, int64[n]."""
+    """Return the number of instances of each planned buffer that need memory at a time, int64[n]."""
     alive = _covering(buffers.start, buffers.end, time, buffers.period)
     np.subtract.at(
         alive, buffers.gap_buffer, _covering(buffers.gap_start, buffers.gap_end, time, buffers.period)
@@ -184,7 +184,7 @@ def _instances(buffers: Buffers, time: int) -> NDArray[np.int64]:
 def _covering(
     start: NDArray[np.int64], end: NDArray[np.int64], time: int, period: int | None
 ) -> NDArray[np.int64]:
-    """Return how often each half-open interval, or arc on a circle, covers a time."""
+    """Return the number of times that each half-open interval, or arc on a circle, covers a time."""
     if period is None:
         return ((start <= time) & (time < end)).astype(np.int64)
     since = (time - start) % period
@@ -193,7 +193,7 @@ def _covering(
 
 
 def _source(given: InputFile, row: int, *, frames: bool) -> dict[str, Any]:
-    """Return the operation and, if requested, the source line of the alloc, where the recorder knew them."""
+    """Return the known operation and, if requested, source line of the alloc."""
     from traces import EventType
 
     if given.trace is None or given.pattern is not None:
@@ -288,7 +288,7 @@ def _event_facts(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _iteration_text(given: InputFile, values: dict[str, Any]) -> str | None:
-    """Return the text about the iteration that the report is about; None for a file without iterations."""
+    """Describe the iteration of the report; None for a file without iterations."""
     if given.pattern is not None:
         others = len(given.other_variants)
         which = f"the largest of {1 + others} variants" if others else "one iteration"

@@ -10,7 +10,7 @@ from mempool.cli.output import table
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Failed calls to show, the last ones.
+#: Number of latest failed calls to show.
 _MOST = 10
 
 
@@ -39,7 +39,7 @@ def answer(path: Path) -> dict[str, Any]:
 
 
 def show(values: dict[str, Any]) -> None:
-    """Print the calls by number, and the last failed ones."""
+    """Print the calls by number, and the latest failed calls."""
     table("\ncalls", ("call", "number"), [(name, f"{count:,}") for name, count in values["calls"].items()])
     table(
         f"\nlast of {values['failures']:,} failed calls",

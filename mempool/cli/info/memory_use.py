@@ -1,4 +1,4 @@
-"""Output of ``mempool info`` about where memory goes."""
+"""Output of ``mempool info`` about the use of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answer(given: InputFile, most: int, *, frames: bool, device: int | None = No
 
     Args:
         given: a file with a trace.
-        most: largest number of operations, source lines and buffers to list.
+        most: number of largest operations, source lines and buffers to list.
         frames: include source lines.
         device: the only device to look at; None for all.
     """
@@ -200,7 +200,7 @@ def print_devices(devices: list[dict[str, Any]]) -> None:
 
 
 def buffer_text(entry: dict[str, Any]) -> str:
-    """Return the name of a buffer with the operation and the source line of its alloc, as far as known."""
+    """Return the name of a buffer with the known operation and source line of its alloc."""
     return " ".join(str(entry[name]) for name in ("buffer", "operation", "frame") if name in entry)
 
 
@@ -236,7 +236,7 @@ def _facts(device: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _bounded(simulated: dict[str, Any], of: str) -> str:
-    """The bytes of the pool, and of the plan that no pool can beat."""
+    """Return the bytes of the pool, and of the plan as its lower bound, as text."""
     plan = simulated[f"plan_bytes{of}"]
     bound = "" if plan is None else f" (a plan of the whole recording: {binary(plan)})"
     return f"{binary(simulated[f'pool_bytes{of}'])} reserved{bound}"

@@ -1,4 +1,4 @@
-"""Options of ``mempool rehearse`` as one checked request."""
+"""Parser of the options of ``mempool rehearse``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mempool.rehearsal.job import POOLS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Fields of `mempool.rehearsal.Job` that all runs of a request share, besides the plan.
+#: Fields of `mempool.rehearsal.Job`, in addition to the plan, that all runs of a request share.
 OF_ALL_RUNS = ("steps", "seconds", "timeout", "ranks", "allow_writes", "select", "check_streams")
 
 
@@ -31,7 +31,7 @@ class Request:
         vary: name of a varied argument and its values, or None.
         limit: most bytes of memory, or a share of the first iteration's peak, such as "80%"; None: no limit.
         options: fields of `mempool.rehearsal.Job` that all runs share.
-        quiet: show the program's output only where it fails.
+        quiet: show the program's output only after a failure.
     """
 
     program: tuple[str, ...]
@@ -66,7 +66,7 @@ def parse_request(given: dict[str, Any]) -> Request:
     """Return the request of a command line.
 
     Raises:
-        typer.BadParameter: an option makes no sense; the message names the option.
+        typer.BadParameter: an option is invalid; the message names the option.
     """
     allocators = tuple(given["allocator"].split(","))
     for name in allocators:
@@ -128,10 +128,10 @@ def parse_variation(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def with_argument(program: tuple[str, ...], name: str, value: str) -> tuple[str, ...]:
-    """Return a command line in which an argument has a value.
+    """Return a command line with an argument set to a value.
 
-    ``{name}``, ``--name=old``, ``--name old`` and ``name=old`` are replaced; hyphens and underscores are
-    alike. Without any, ``--name=value`` is added at the end.
+    ``{name}``, ``--name=old``, ``--name old`` and ``name=old`` are replaced; hyphens equal underscores.
+    Otherwise ``--name=value`` is appended.
     """
     spelling = re.sub(r"[-_]", "[-_]", re.escape(name).replace(r"\-", "-").replace(r"\_", "_"))
     arguments = list(program)

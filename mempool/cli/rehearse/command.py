@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def complete_allocators(incomplete: str) -> list[str]:
-    """Return names of allocators with a prefix, after those that are named already."""
+    """Complete the last name in a list of allocators."""
     from mempool.rehearsal import ALLOCATORS
 
     named, _, last = incomplete.rpartition(",")
@@ -189,10 +189,10 @@ def check_program(program: Sequence[str]) -> None:
 
 @contextmanager
 def runner_of_command() -> Iterator[StandInRunner]:
-    """Yield a runner, of which neither the program nor the folder is left behind at SIGTERM.
+    """Yield a runner; SIGTERM also ends its program and removes its folder.
 
     Raises:
-        Stop: the machine or the installed PyTorch allows no rehearsal.
+        Stop: the machine or the installed PyTorch does not support rehearsals.
     """
     from mempool.errors import UsageError
     from mempool.rehearsal import open_runner

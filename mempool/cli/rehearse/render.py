@@ -29,8 +29,8 @@ _OF_PROCESS = (
     *("name", "pid", "steps", "ended", "out_of_memory_in_step", "device"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
 )
-_MOST_READS = 3  #: places of value reads to name
-#: Cards of everyday use, smallest memory first; one per size of memory.
+_MOST_READS = 3  #: source lines of value reads in the output
+#: Common cards, one per size of memory, the smallest first.
 _USUAL = (
     *("RTX 4060", "RTX 3060", "T4", "L4", "RTX 4090", "RTX 5090"),
     *("A100 40GB", "L40S", "H100", "H200", "B200"),
@@ -79,7 +79,7 @@ def to_json(run: Run, request: Request) -> dict[str, Any]:
 
 
 def _cost(run: Run) -> dict[str, Any] | None:
-    """Return the cost of the limit; None if there was no run for it, and numbers of None without a plan."""
+    """Return the cost of the limit; None without a run for it; its numbers are None without a plan."""
     if run.within_limit is None:
         return None
     found = run.within_limit.offloading or dict.fromkeys(_COSTS)
@@ -93,7 +93,7 @@ def _cost(run: Run) -> dict[str, Any] | None:
 
 
 def _holders(recording: InputFile, device: int) -> dict[str, Any]:
-    """Return who holds the bytes at the peak, by source line and by module."""
+    """Return the bytes at the peak by source line and by module."""
     from mempool.cli.info import memory_use
 
     found = memory_use.answer(recording, _MOST_HOLDERS, frames=True, device=device)
@@ -103,7 +103,7 @@ def _holders(recording: InputFile, device: int) -> dict[str, Any]:
 
 
 def show(runs: Sequence[Run], request: Request, installation: Installation) -> None:
-    """Print the table of runs, the holders of the first, and what the rehearsal cannot know."""
+    """Print the table of runs, the holders of the first run, and the caveats."""
     vary = () if request.vary is None else (request.vary[0],)
     limited = request.machine.card is not None or request.limit_bytes is not None
     rows = [
@@ -137,7 +137,7 @@ def show(runs: Sequence[Run], request: Request, installation: Installation) -> N
 
 
 def _rows(run: Run) -> Sequence[Outcome]:
-    """Return the outcomes to show: a program that only starts processes has no row, unless it fails."""
+    """Return the outcomes for the table, without a successful program that only starts processes."""
     return run.processes if run.measured and not run.outcome.failed else (run.outcome, *run.outcome.processes)
 
 
@@ -172,7 +172,7 @@ def _show_holders(holders: dict[str, Any]) -> None:
 
 
 def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
-    """Yield whether the program fits, or the smallest usual card that it fits."""
+    """Yield whether the program fits, or the smallest sufficient common card."""
     first = runs[0]
     if request.vary is not None and (request.machine.card or request.limit_bytes):
         name = request.vary[0]
@@ -204,7 +204,7 @@ def _verdict(runs: Sequence[Run], request: Request) -> Iterator[str]:
 
 
 def limit_cost(cost: dict[str, Any], limit: int | str) -> str:
-    """Return a sentence on the cost of a limit if tensors are offloaded, and on the smallest limit."""
+    """Describe the cost of a limit with offloading, and the smallest feasible limit."""
     share = isinstance(limit, str)
     typed = limit if share else typed_size(int(limit))
     way = f'torch.compile(backend="mempool", options={{"limit": "{typed}"}})'
@@ -228,7 +228,7 @@ def limit_cost(cost: dict[str, Any], limit: int | str) -> str:
 
 
 def _needs(run: Run, gpu: Card) -> int:
-    """Return the most bytes that processes take on a card: PyTorch's, the contexts' and the kernels'."""
+    """Return the peak bytes of processes on a card, with contexts and kernels."""
     needed: dict[int, int] = {}
     for each in run.processes:
         own = each.peak_reserved_bytes + context_bytes(gpu.capability) + KERNEL_BYTES
@@ -237,14 +237,14 @@ def _needs(run: Run, gpu: Card) -> int:
 
 
 def _places(places: dict[str, int]) -> str:
-    """Return the most frequent places, and the number of the others."""
+    """Return the most frequent source lines, and the number of the others."""
     most = sorted(places, key=lambda place: -places[place])[:_MOST_READS]
     more = f" and {len(places) - len(most)} more lines" if len(places) > len(most) else ""
     return ", ".join(most) + more
 
 
 def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
-    """Yield what the result leaves open: values, checkpoints, an early end."""
+    """Yield the caveats of the result: value reads, checkpoints, an early end."""
     outcome = runs[0].outcome
     if not runs[0].measured and outcome.complete:
         yield (

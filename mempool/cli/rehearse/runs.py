@@ -1,4 +1,4 @@
-"""The runs of one ``mempool rehearse``: each allocator with each value of the varied argument."""
+"""Runs of a ``mempool rehearse`` request: each allocator with each value of the varied argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mempool.rehearsal import Outcome, StandInRunner
 
 
-#: Optimizer steps after which the second schedule is followed, which knows the optimizer's state.
+#: Optimizer steps until the second schedule, which includes the optimizer's state, is followed.
 _PLANNED_STEPS = 4
 
 
@@ -34,8 +34,7 @@ class Run:
         outcome: the measured memory.
         history: file of PyTorch's history of allocations, or None.
         memory_bytes: memory of the card; None without a card.
-        within_limit: a run of the pool that offloads tensors within the limit, where PyTorch's allocator
-            exceeds the limit; else None.
+        within_limit: a run of the pool with offloading, if PyTorch's allocator exceeds the limit; else None.
     """
 
     value: str | None
@@ -46,8 +45,8 @@ class Run:
 
     @functools.cached_property
     def recording(self) -> InputFile | None:
-        """The history as `mempool info` reads it, of the fullest device; None without one."""
-        # PyTorch's history lacks a device that reserved nothing, and `read_input` refuses an absent device.
+        """The history of the fullest device, as `mempool info` reads it; None without a history."""
+        # PyTorch's history lacks devices without reserved bytes, and `read_input` refuses absent devices.
         if self.history is None or self.outcome.peak_reserved_bytes == 0:
             return None
         from mempool.offline import read_input
@@ -56,12 +55,12 @@ class Run:
 
     @property
     def processes(self) -> list[Outcome]:
-        """Return the outcomes of the processes that asked a device for memory, the program's own first."""
+        """Return the outcomes of the processes that requested device memory, the program's own first."""
         return [each for each in (self.outcome, *self.outcome.processes) if each.asked_device]
 
     @property
     def shared_bytes(self) -> dict[int, int]:
-        """Return the bytes that all processes together hold at most on each device of several."""
+        """Return the peak bytes of all processes together on each device; empty for a single process."""
         devices = [each.device for each in self.processes]
         return {
             device: sum(each.device_bytes for each in self.processes if each.device == device)
@@ -71,7 +70,7 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Return true if a process of the program asked a device for memory."""
+        """Return true if a process of the program requested device memory."""
         return bool(self.processes)
 
     @property
@@ -81,17 +80,17 @@ class Run:
 
     @property
     def failed(self) -> bool:
-        """Return true if the program has no answer: it failed for another reason, or held no memory."""
+        """Return true if the run has no result: the program failed for another reason, or held no memory."""
         return not self.measured or (self.outcome.failed and not self.lacks_memory)
 
     @property
     def fits(self) -> bool:
-        """Return true if the program ran without a lack of memory, and its processes fit together."""
+        """Return true if no request failed, and the processes fit together."""
         return self.measured and self.outcome.complete and not self.lacks_memory and not self.exceeded_devices
 
     @property
     def exceeded_devices(self) -> list[int]:
-        """Return the devices on which processes that fit alone do not fit together."""
+        """Return the devices on which the processes fit alone, but not together."""
         limit = self.memory_bytes
         return [device for device, size in self.shared_bytes.items() if limit is not None and size > limit]
 
@@ -99,8 +98,7 @@ class Run:
 def rehearse_all(request: Request, runner: StandInRunner) -> Iterator[Run]:
     """Run the program once for each value and allocator.
 
-    Only the first run keeps a history: the others differ in what allocators hold, not in what the program
-    asks for.
+    Only the first run keeps a history, since the program's requests are the same in all runs.
     """
     first = True
     for value, program in request.programs():
@@ -135,7 +133,7 @@ def _exceeds_limit(request: Request, outcome: Outcome) -> bool:
 def _run_within_limit(
     runner: StandInRunner, job: Job, request: Request, label: str, *, compiled: bool
 ) -> Outcome:
-    """Run a job again within the limit: compiled, or on a pool until a schedule is followed."""
+    """Repeat a job within the limit: compiled, or with a pool until a schedule is followed."""
     within = dataclasses.replace(
         job,
         folder=str(runner.new_folder()),

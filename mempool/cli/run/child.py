@@ -1,7 +1,7 @@
-"""Bootstrap of ``mempool run`` inside the program, active from before its first line until after its last.
+"""Bootstrap of ``mempool run`` inside the program, active from before its first line to after its last.
 
-This file stands alone: before the program imports the framework, this file imports neither the rest of this
-project nor a framework. Nothing here may change the program's behaviour, so no exception leaves this file.
+Until the program imports a framework, this file imports no framework and no other module of this project. The
+bootstrap must not change the program's behavior, so no exception leaves this file.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
 
 VARIABLE = "MEMPOOL_RUN"
-#: Module of each framework -> its adapter, whose ``install`` takes the options of a pool.
+#: Adapter, with an ``install`` that takes options of a pool, by module of the framework.
 ADAPTERS = {"numpy": "mempool.numpy", "torch": "mempool.torch", "cupy": "mempool.cupy"}
 #: This project's packages, whose names are common words.
 OURS = ("mempool", "solvers", "traces")
-#: Signals whose default is to end the process.
+#: Signals that end a process by default.
 DEADLY = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-#: File name by which Python recognizes a frame of the import system, which Python omits from tracebacks.
+#: File name of the import system's frames, which Python omits from tracebacks.
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - without another import
-#: Folder of this project's packages, independent of the files beside the program's script.
+#: Folder of this project's packages, whatever the program's folder contains.
 _PLACE = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))  # noqa: PTH120
 _run: Run | None = None
 
@@ -59,7 +59,7 @@ class Run:
     """A process that runs under the pool.
 
     Attributes:
-        options: the options that `mempool.cli.run.command` writes into the environment.
+        options: the options from `mempool.cli.run.command`, passed in the environment.
         pools: the installed pools, by framework.
     """
 
@@ -67,27 +67,27 @@ class Run:
         self.options = options
         self.pools: dict[str, Any] = {}
         self._pid = os.getpid()
-        self._is_fork = False  # forked from a process with pools
+        self._is_fork = False  # true in a child forked from a process with pools
         self._finishing = False
         self._killed_by = 0
         self._accesses: Any = None  # PyTorch's recording of accesses
         self._watches_forks = False
         self._monitor: Any = None
-        self._not_the_programs = 0.0  # CPU seconds of this project's own child processes, such as a compiler
-        self._masks: dict[int, Any] = {}  # signal masks of forking threads from before the fork, by thread
+        self._not_the_programs = 0.0  # CPU seconds of our child processes, such as a compiler
+        self._masks: dict[int, Any] = {}  # signal masks before a fork, by thread
 
     @property
     def is_child(self) -> bool:
-        """Return true if this process is not the process that `mempool run` became."""
+        """Return true in child processes of the process that `mempool run` became."""
         return bool(os.getpid() != self.options["pid"])
 
     def begin(self) -> None:
         """Install the import hook, the signal handlers, the fork handlers and the exit handler."""
         sys.meta_path.insert(0, AfterImport(self.install))
-        atexit.register(self.finish)  # the first to register is the last to run
+        atexit.register(self.finish)  # registered first, so called last
         os.register_at_fork(
             before=self._hold_signals,
-            after_in_parent=self._let_signals_go,
+            after_in_parent=self._release_signals,
             after_in_child=self._after_fork_without_pools,
         )
         for number in DEADLY:
@@ -95,48 +95,48 @@ class Run:
                 signal.signal(number, self._on_signal)
 
     def install(self, framework: str) -> None:
-        """Put a pool under a framework that has just been imported."""
+        """Install a pool in a framework that has just been imported."""
         before = _seconds_of_children()
         try:
             self._install(framework)
         except Exception as error:
-            _say(f"no pool for {framework}: {type(error).__name__}: {error}")
+            _print_line(f"no pool for {framework}: {type(error).__name__}: {error}")
         self._not_the_programs += _seconds_of_children() - before
 
     def _install(self, framework: str) -> None:
         import importlib
 
-        with Ours():
+        with ProjectFinder():
             for name in (*OURS, ADAPTERS[framework]):
                 adapter = importlib.import_module(name)
             if not getattr(adapter, "is_there", lambda: True)():
-                return  # the pool could serve nothing; the program fails or continues as without us
-        record = self._own(self.options["record"])
+                return  # a pool is useless; the program fails or continues unchanged
+        record = self._path_of_process(self.options["record"])
         accesses = self.options["accesses"] and framework == "torch"
         pool = adapter.install(
             **getattr(adapter, "UNDER_RUN", {}),
             **({"share": self._on_the_gpu} if framework == "cupy" else {}),
             record=None if accesses else record,
-            plan=self.options["plan"] if self.options["plan_is_of"] in ("", framework) else None,
+            plan=self.options["plan"] if self.options["plan_client"] in ("", framework) else None,
             **self._remember(),
             max_reserved=self.options["max_reserved"],
             **({name: self.options[name] for name in ("limit", "backend")} if framework == "torch" else {}),
         )
-        pool.leave_open_at_exit()  # the pool would close before `finish`, which reports and closes it
+        pool.leave_open_at_exit()  # `finish` reports and closes it later
         self.pools[framework] = pool
         self._begin_monitor()
         if accesses:
-            with Ours():
+            with ProjectFinder():
                 self._accesses = adapter.record(record)
             self._accesses.__enter__()
         if not self._watches_forks:
-            # Registered after the adapter's handler, so that the adapter resets its own state first. A child
-            # inherits this handler.
+            # Registered after the adapter's handler, so that the adapter resets its state first. Children
+            # inherit this handler.
             self._watches_forks = True
             os.register_at_fork(after_in_child=self._after_fork)
 
     def _begin_monitor(self) -> None:
-        """Show a status line, and sample the memory for a page."""
+        """Start the monitor: status line, and samples of memory for a page."""
         from mempool.cli.run.monitor import Monitor, terminal_shows_status
 
         shows = not (self.options["quiet"] or self.is_child) and terminal_shows_status()
@@ -144,7 +144,7 @@ class Run:
             self._monitor = Monitor(self.pools, shows=shows, samples=bool(self.options["plot"]))
 
     def _on_the_gpu(self) -> Any:
-        """Return PyTorch's pool if the pool is of a GPU: memory is scarce there, and CuPy shares the pool."""
+        """Return PyTorch's pool if on a GPU, where memory is scarce and CuPy shares the pool."""
         from mempool import _core
 
         pool = self.pools.get("torch")
@@ -153,9 +153,9 @@ class Run:
         return pool if isinstance(pool.device, _core.CudaDevice) else None
 
     def _remember(self) -> dict[str, Any]:
-        """Return the option for the program's last plan: ``--fresh``, else the environment's, else "long".
+        """Return the option about the last run's plan: ``--fresh``, else the environment's, else "long".
 
-        A forked child keeps no plan, which would replace that of its parent.
+        A forked child keeps no plan, which would replace its parent's plan.
         """
         if self._is_fork:
             return {"remember": False}
@@ -163,15 +163,15 @@ class Run:
             return {"remember": "fresh"}
         return {} if os.environ.get("MEMPOOL_REMEMBER", "").strip() else {"remember": "long"}
 
-    def _own(self, path: str | None) -> str | None:
-        """Return the path for this process; the name of a child's file contains the process number."""
+    def _path_of_process(self, path: str | None) -> str | None:
+        """Return the path for this process; a child's file name contains the process number."""
         if path is None or not self.is_child:
             return path
         stem, suffix = os.path.splitext(path)  # noqa: PTH122
         return f"{stem}.{os.getpid()}{suffix}"
 
     def finish(self) -> None:
-        """Finish the trace and write the report; a second call and a call in a fork do nothing."""
+        """Finish the trace and write the report; without effect when repeated or in a fork."""
         if self._finishing or self._pid != os.getpid():
             return
         self._finishing = True
@@ -179,9 +179,9 @@ class Run:
             self._end_monitor()
             self._report()
         except Exception as error:
-            _say(f"no report: {type(error).__name__}: {error}")
+            _print_line(f"no report: {type(error).__name__}: {error}")
         if self._killed_by:
-            _die(self._killed_by)
+            _end_by_signal(self._killed_by)
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             _interrupted()
 
@@ -190,7 +190,7 @@ class Run:
         if self._monitor is None:
             return
         self._monitor.stop()
-        if (path := self._own(self.options["plot"])) is not None:
+        if (path := self._path_of_process(self.options["plot"])) is not None:
             from mempool.per_rank_files import own_file
             from mempool.reporting.memory_history import page
             from traces.files import atomic
@@ -199,12 +199,13 @@ class Run:
                 with atomic(own_file(path)) as temporary:
                     temporary.write_text(page(list(self._monitor.histories.values())), encoding="utf-8")
             except Exception as error:
-                _say(f"no page: {type(error).__name__}: {error}")
+                _print_line(f"no page: {type(error).__name__}: {error}")
 
-    def _children_did_it(self, reports: dict[str, Any]) -> bool:
-        """Return true if poolless children, not this process, did the work.
+    def _did_children_work(self, reports: dict[str, Any]) -> bool:
+        """Return true if children without pools did the work.
 
-        The pools of this process then had no work, and all children together used more CPU time.
+        The criterion is that this process's pools had no work, and that all children together used more CPU
+        time.
         """
         if self.options["children"] or any(pool.settings.mode == "off" for pool in self.pools.values()):
             return False
@@ -215,18 +216,18 @@ class Run:
 
     def _report(self) -> None:
         reports = {name: pool.report() for name, pool in self.pools.items()}
-        did_it = self._children_did_it(reports)
+        did_it = self._did_children_work(reports)
         explained = {name: pool.explain() for name, pool in self.pools.items() if self.options["explain"]}
-        # The trace of the last pool in use keeps the file name that the user gave.
+        # The trace of the last used pool has the file name that the user gave.
         order = sorted(self.pools, key=lambda name: bool(reports[name].values["allocations"]))
         for number, name in enumerate(order, start=1):
             pool = self.pools[name]
             try:
                 self._close(name, pool)
                 if number < len(self.pools):
-                    self._put_aside(name, used=bool(reports[name].values["allocations"]))
+                    self._rename_trace(name, used=bool(reports[name].values["allocations"]))
             except Exception as error:
-                _say(f"the trace of {name} was not written: {error}")
+                _print_line(f"the trace of {name} was not written: {error}")
         if self.options["json"] is not None and not self.is_child:
             from mempool.cli.output import write_json
             from mempool.per_rank_files import own_file
@@ -237,7 +238,7 @@ class Run:
             self._print(reports, explained, did_it=did_it)
 
     def _print(self, reports: dict[str, Any], explained: dict[str, str], *, did_it: bool) -> None:
-        """Print a line for each pool that had work, and the tables that were asked for."""
+        """Print a line for each pool that had work, and requested tables."""
         who = f" (process {os.getpid()})" if self.is_child else ""
         for name, report in reports.items():
             if report.has_work:
@@ -251,22 +252,22 @@ class Run:
             self._remark(reports, did_it=did_it)
 
     def _remark(self, reports: dict[str, Any], *, did_it: bool) -> None:
-        """Report ignored options, a program without a framework, and work done in child processes."""
-        if reports and (whose := self.options["plan_is_of"]) not in ("", *sys.modules):
-            _say(f"the plan was not used: it is of {whose}, and the program has no such memory")
+        """Report ignored options, a program without a framework, and work of child processes."""
+        if reports and (whose := self.options["plan_client"]) not in ("", *sys.modules):
+            _print_line(f"the plan was not used: it is of {whose}, and the program has no such memory")
         if reports and self.options["limit"] is not None and "torch" not in reports:
-            _say(
+            _print_line(
                 "nothing was held within the limit, which is of PyTorch's tensors, and the program has none; "
                 "--max-reserved limits what any pool takes"
             )
         if not reports:
-            _say(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
+            _print_line(f"nothing to report: the program imported none of {', '.join(ADAPTERS)}")
         elif all(pool.settings.mode == "off" for pool in self.pools.values()):
-            _say("no pool: MEMPOOL=off")
+            _print_line("no pool: MEMPOOL=off")
         elif not (did_it or any(report.has_work for report in reports.values())):
-            _say(f"nothing to report: {' and '.join(reports)} never had 1 MiB in use")
+            _print_line(f"nothing to report: {' and '.join(reports)} never had 1 MiB in use")
         if did_it:
-            _say(
+            _print_line(
                 "child processes did the work, and ran without a pool: if they are Python's, say "
                 "`mempool run --children`"
             )
@@ -280,11 +281,11 @@ class Run:
             self._accesses.__exit__(None, None, None)
         pool.close_at_exit()
 
-    def _put_aside(self, framework: str, *, used: bool) -> None:
-        """Rename the trace of a framework if another one may need the file name; delete an empty trace."""
+    def _rename_trace(self, framework: str, *, used: bool) -> None:
+        """Rename a framework's trace if another framework may need the file name; delete an empty trace."""
         from mempool.per_rank_files import own_file
 
-        path = self._own(self.options["record"])
+        path = self._path_of_process(self.options["record"])
         path = None if path is None else own_file(path)
         if path is None or not os.path.isfile(path):  # noqa: PTH113
             return
@@ -295,29 +296,29 @@ class Run:
             os.unlink(path)  # noqa: PTH108
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Finish the trace, then end the process as the signal's default action does."""
+        """Finish the trace, then end the process with the signal's default action."""
         if self._finishing and self._pid == os.getpid():
             self._killed_by = number
             return
         self.finish()
-        _die(number)
+        _end_by_signal(number)
 
     def _hold_signals(self) -> None:
         """Block deadly signals during a fork.
 
-        Python forgets signals that a child receives before Python has reset its own state there.
+        Python drops signals that a child receives before Python has reset the child's state.
         """
         self._masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, DEADLY)
 
-    def _let_signals_go(self) -> None:
+    def _release_signals(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.pop(_thread.get_ident()))
 
     def _after_fork(self) -> None:
-        """Continue in a forked child, without a pool unless children get pools too."""
+        """Continue in a forked child, with a pool only if children get pools."""
         try:
             self._begin_in_child()
         finally:
-            self._let_signals_go()
+            self._release_signals()
 
     def _begin_in_child(self) -> None:
         pools, self.pools = self.pools, {}
@@ -335,21 +336,21 @@ class Run:
         self._finish_with_multiprocessing()
 
     def _after_fork_without_pools(self) -> None:
-        """Continue in a child forked before any pool exists, such as a child of a fork server.
+        """Continue in a child that was forked before any pool exists.
 
-        Multiprocessing's fork server makes such children, which may install a pool later.
+        Children of multiprocessing's fork server may install a pool later.
         """
         if self._watches_forks:
             return  # `_after_fork` runs later
         if self.options["children"]:
             self._pid = os.getpid()
             self._finish_with_multiprocessing()
-        self._let_signals_go()
+        self._release_signals()
 
     def _finish_with_multiprocessing(self) -> None:
-        """Run `finish` also at the end of processes that multiprocessing forks.
+        """Register `finish` with multiprocessing for the processes that it forks.
 
-        These processes leave by ``os._exit``, which skips `atexit`; multiprocessing has a list of exit
+        These processes end by ``os._exit``, which skips `atexit`, but multiprocessing has its own exit
         handlers.
         """
         util: Any = sys.modules.get("multiprocessing.util")
@@ -357,8 +358,8 @@ class Run:
             util.register_after_fork(self, lambda me: util.Finalize(me, me.finish, exitpriority=-1000))
 
 
-class Ours:
-    """Import finder that resolves this project's packages to the folder of this file while entered."""
+class ProjectFinder:
+    """Import finder that resolves this project's packages to this file's folder, as a context manager."""
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -378,10 +379,10 @@ class Ours:
 
 
 class AfterImport:
-    """Import finder that wraps the loader of each framework or module and calls back after its import.
+    """Import finder that calls a function after the import of a framework or module.
 
-    A program may import a framework by importing a package of this project. The package is unusable until its
-    import is complete, so the callback then waits until the package is imported too.
+    A package of this project may import a framework. The package is unusable during its import, so the call
+    then waits for the end of the package's import.
     """
 
     def __init__(
@@ -392,17 +393,17 @@ class AfterImport:
         Args:
             then: called with the name of an imported module.
             names: modules to wait for.
-            waits: let the callback wait for packages of this project. Of several finders one may.
+            waits: whether the call waits for packages of this project; at most one finder may wait.
         """
         self._names, self._waiting, self._then = names, set(names), then
         self._packages = OURS if waits else ()
         self._imported: list[str] = []
-        self._ours = 0  # modules of this project whose import has begun and not ended
+        self._ours = 0  # number of this project's modules under import
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that another finder gives, with a wrapper around the spec's loader."""
+        """Return another finder's spec with a wrapped loader."""
         if name not in self._waiting and name.partition(".")[0] not in self._packages:
             return None
         for finder in sys.meta_path:
@@ -413,11 +414,14 @@ class AfterImport:
         return None
 
     def begins(self, name: str) -> None:
-        """Count a module whose code is about to run."""
+        """Record the start of a module's code."""
         self._ours += name not in self._names
 
     def ends(self, name: str, *, fails: bool) -> None:
-        """Record that a module's code has run; call back for frameworks unless our own module is loading."""
+        """Record the end of a module's code.
+
+        Call back for frameworks unless one of our modules is loading.
+        """
         self._ours -= name not in self._names
         if name in self._waiting and not fails:
             self._waiting.discard(name)
@@ -433,10 +437,10 @@ def _is_ours(spec: ModuleSpec) -> bool:
 
 
 class _Loader:
-    """Loader wrapper that reports the start and end of a module's code and leaves no trace in the module."""
+    """Loader wrapper that reports start and end of a module's code, invisible to the module."""
 
-    def __init__(self, loader: Any, told: AfterImport) -> None:
-        self._loader, self._told = loader, told
+    def __init__(self, loader: Any, listener: AfterImport) -> None:
+        self._loader, self._listener = loader, listener
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -445,44 +449,44 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._told.begins(module.__name__)
+        self._listener.begins(module.__name__)
         fails = True
         try:
             self._loader.exec_module(module)
             fails = False
         finally:
-            self._told.ends(module.__name__, fails=fails)
+            self._listener.ends(module.__name__, fails=fails)
 
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
 
 
 def _seconds_of_children() -> float:
-    """Return the CPU seconds of all child processes that have ended and been waited for."""
+    """Return the CPU seconds of all awaited child processes."""
     times = os.times()
     return times.children_user + times.children_system
 
 
-def _die(number: int) -> None:
+def _end_by_signal(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _interrupted() -> None:
-    """Let Python end by SIGINT, as Python does after an uncaught interrupt.
+    """Make Python end by SIGINT, as after an uncaught interrupt.
 
-    Python forgets the interrupt at the next `exec` of a string, and the report may import a module that calls
-    `exec` (dataclasses).
+    Python drops the interrupt at the next `exec` of a string, which imports for the report may call
+    (dataclasses).
     """
     with contextlib.suppress(KeyboardInterrupt):
         exec("raise KeyboardInterrupt")  # noqa: S102
 
 
-def _say(message: str) -> None:
+def _print_line(message: str) -> None:
     _write("mempool: " + " ".join(message.split()))
 
 
 def _write(text: str) -> None:
-    """Write to the real stderr, even if the program has replaced ``sys.stderr``."""
+    """Write to file descriptor 2, even if the program has replaced ``sys.stderr``."""
     with contextlib.suppress(Exception):
         if sys.stderr is not None:
             sys.stderr.flush()

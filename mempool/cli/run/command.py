@@ -1,8 +1,8 @@
 """``mempool run``: run an unchanged program under the pool.
 
-The command replaces itself by a plain Python that runs the program, so that arguments, exit status, signals,
-``__main__``, child processes and tracebacks are Python's own. The pool's code enters through `sitecustomize`
-(the folder startup/), and waits in `mempool.cli.run.child` until the program imports a framework.
+The command replaces its process by a plain Python that runs the program, so that arguments, exit status,
+signals, ``__main__``, child processes and tracebacks are Python's own. `sitecustomize` (in the folder
+startup/) loads `mempool.cli.run.child`, which waits until the program imports a framework.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
 
 
 class RunCommand(Command):
-    """Command whose options end where the program's command line begins, as Python's own options do."""
+    """Command whose options end at the program's command line, like Python's own options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options of ``run``; leave all arguments after the script, ``-m`` or ``-c`` alone."""
+        """Parse the options of ``run`` up to the script, ``-m`` or ``-c``."""
         takes_value = {
             name for option in self.params if not getattr(option, "is_flag", True) for name in option.opts
         }
@@ -39,7 +39,7 @@ class RunCommand(Command):
 
 
 def split(args: list[str], takes_value: set[str]) -> list[str]:
-    """Return the arguments with ``--`` before the program: a script, ``-m MODULE`` or ``-c CODE``."""
+    """Insert ``--`` before the program: a script, ``-m MODULE`` or ``-c CODE``."""
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
         if args[at][:2] in ("-m", "-c"):
@@ -175,7 +175,7 @@ def run(
         plot=_writable(plot),
         max_reserved=None if max_reserved is None else chosen.max_reserved,
         limit=None if limit is None else chosen.limit,
-        # a rehearsal's plan is of the pool in place of PyTorch's allocator
+        # a rehearsed plan is for the pluggable backend
         backend="pluggable" if rehearse else None if backend is None else chosen.backend,
         accesses=accesses,
         fresh=fresh,
@@ -187,7 +187,7 @@ def run(
 
 
 def _check_rehearsal(chosen: Settings, *, fresh: bool) -> None:
-    """Refuse options and environment variables with which the run would not follow a rehearsed plan."""
+    """Refuse options and environment variables that prevent the use of a rehearsed plan."""
     from mempool.per_rank_files import rank
 
     if chosen.plan is not None or fresh or chosen.limit is not None:
@@ -209,7 +209,7 @@ def _check_rehearsal(chosen: Settings, *, fresh: bool) -> None:
 
 
 def _check_program(program: Sequence[str]) -> None:
-    """Refuse an unknown option in place of the program, and what `check_files` refuses."""
+    """Refuse an unknown option in place of the program, and invalid files."""
     if program[0].startswith("-") and program[0][:2] not in ("-m", "-c") and program[0] != "-":
         raise typer.BadParameter(f"no such option: {program[0]}")
     check_files(program)
@@ -219,13 +219,13 @@ def check_files(program: Sequence[str]) -> None:
     """Refuse a missing script, and a file that hides one of this project's packages."""
     if not launch.exists(program[0]):
         raise Stop(ExitCode.FILE, f"{program[0]}: No such file or directory")
-    if (hidden := launch.hidden_by(program)) is not None:
+    if (hidden := launch.hidden_package(program)) is not None:
         name, file = hidden
         raise Stop(ExitCode.USAGE, f"{file} hides the package {name!r} of mempool; rename it")
 
 
 def _writable(path: Path | None) -> str | None:
-    """Return the absolute path, since the program may change its folder; refuse an unwritable path now."""
+    """Return the absolute path, since the program may change its folder; refuse an unwritable path."""
     if path is None:
         return None
     require_writable(path)
@@ -233,7 +233,7 @@ def _writable(path: Path | None) -> str | None:
 
 
 def _plan(path: Path | None) -> dict[str, str]:
-    """Return the path of a plan that a pool accepts, and the client that the plan belongs to."""
+    """Return the path and the client of a valid plan."""
     if path is None:
         return {}
     from mempool import _core
@@ -249,11 +249,11 @@ def _plan(path: Path | None) -> dict[str, str]:
             f"its offsets are not multiples of {alignment}; make it by `mempool plan --alignment {alignment}`"
         )
         raise Stop(ExitCode.FILE, f"{own}: {why}")
-    return {"plan": str(path.absolute()), "plan_is_of": read_plan(own)[2].get("client", "")}
+    return {"plan": str(path.absolute()), "plan_client": read_plan(own)[2].get("client", "")}
 
 
 def _settings(**given: Any) -> Settings:
-    """Return the settings of command line and environment; report an error in one line, before the start."""
+    """Return the settings of command line and environment; report errors before the start."""
     from mempool.errors import UsageError
     from mempool.settings import check_swapping, settings
 
@@ -266,7 +266,7 @@ def _settings(**given: Any) -> Settings:
 
 
 def refuse_space(option: str, size: str | None, program: Sequence[str]) -> None:
-    """Refuse a size such as 12 GB, whose unit the command line takes for the program.
+    """Refuse a size with a space, such as 12 GB, whose unit would be taken for the program.
 
     Raises:
         typer.BadParameter: the program is a unit, and no file.

@@ -1,7 +1,7 @@
-"""Fast path of ``mempool run``: a command line that needs no message starts at once.
+"""Fast path of ``mempool run``: starts the program of a plain command line at once.
 
-The command's imports delay the program, so this module parses such a command line without typer. Help,
-errors and unusual command lines take the slow path, which parses the command line again from the start.
+The command's imports would delay the program, so this module parses plain command lines without typer. Help,
+errors and unusual command lines take the slow path, which parses the command line again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mempool.python_options import python_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Options of `mempool run` -> true if a value follows.
+#: Options of `mempool run`, with true if a value follows.
 OPTIONS = {
     "--record": True,
     "--accesses": False,
@@ -48,7 +48,7 @@ _STARTUP = Path(__file__).parent / "startup"
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Become the program of this ``run`` command line; return if the command line needs a message."""
+    """Replace this process by the program of a ``run`` command line; return if the slow path is needed."""
     given = parsed(arguments)
     if given is None or any(given[name] is not None for name in SLOW):
         return
@@ -68,14 +68,14 @@ def launch(arguments: Sequence[str]) -> None:
         if (
             chosen.plan is not None
             or not exists(program[0])
-            or hidden_by(program) is not None
+            or hidden_package(program) is not None
             or any(file is not None and write_obstacle(file) for file in files)
             or overwritten_file(files_of(program), files) is not None
         ):
             return
     except (UsageError, OSError, RuntimeError, ValueError):  # the slow path reports any error
         return
-    # Absolute paths, since the program may change its working directory.
+    # Absolute paths, as the program may change its working directory.
     record, json_file = (None if file is None else str(file.absolute()) for file in files)
     flags = {
         name: given[f"--{name}"] for name in ("accesses", "fresh", "report", "explain", "children", "quiet")
@@ -84,7 +84,7 @@ def launch(arguments: Sequence[str]) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return the options and "program"; None for a command line that is not plainly correct."""
+    """Return the options with "program"; None for a command line that needs the slow path."""
     given: dict[str, Any] = {name: None if value else False for name, value in OPTIONS.items()}
     rest = list(arguments)
     while rest and rest[0] in OPTIONS:
@@ -110,7 +110,7 @@ def start(
     quiet: bool,
     plan: str | None = None,
     plot: str | None = None,
-    plan_is_of: str = "",
+    plan_client: str = "",
     max_reserved: int | None = None,
     limit: int | str | None = None,
     backend: str | None = None,
@@ -122,7 +122,7 @@ def start(
         "record": record,
         "accesses": accesses,
         "plan": plan,
-        "plan_is_of": plan_is_of,
+        "plan_client": plan_client,
         "fresh": fresh,
         "json": json_file,
         "max_reserved": max_reserved,
@@ -135,7 +135,7 @@ def start(
         "quiet": quiet,
         "pythonpath": pythonpath,
     }
-    if not quiet and (names := ours_behind(program)):
+    if not quiet and (names := misplaced_options(program)):
         sys.stderr.write(f"mempool: {', '.join(names)} went to the program: options for mempool precede it\n")
     if not children and is_torchrun(program):
         sys.stderr.write(f"mempool: {NO_POOL_IN_RANKS}\n")
@@ -160,8 +160,8 @@ def _interpreter_flags() -> list[str]:
     return found
 
 
-def ours_behind(program: Sequence[str]) -> list[str]:
-    """Return options of `mempool run` among the program's own arguments."""
+def misplaced_options(program: Sequence[str]) -> list[str]:
+    """Return the options of `mempool run` that stand among the program's arguments by mistake."""
     given = (argument.partition("=")[0] for argument in program[1:])
     return [name for name in dict.fromkeys(given) if name in OPTIONS or name == "--rehearse"]
 
@@ -173,18 +173,18 @@ def is_torchrun(program: Sequence[str]) -> bool:
 
 
 def exists(script: str) -> bool:
-    """Return true if the script exists, or if no script is named: Python then reports errors itself."""
+    """Return true unless the command line names a script that does not exist."""
     return script.startswith("-") or (script != "" and Path(script).exists())
 
 
 def files_of(program: Sequence[str]) -> list[Path]:
-    """Return the files that the program is read from, as far as the command line names them."""
+    """Return the program's files that the command line names."""
     script = Path(program[0])
     return [] if program[0].startswith("-") else [script, script / "__main__.py"]
 
 
-def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
-    """Return a package of ours that a file beside the program hides, and the file; None if none is hidden."""
+def hidden_package(program: Sequence[str]) -> tuple[str, Path] | None:
+    """Return (package, file) if a file in the program's folder hides a package of this project, else None."""
     script = Path(program[0])
     if program[0].startswith("-"):
         place = Path.cwd()
@@ -196,12 +196,12 @@ def hidden_by(program: Sequence[str]) -> tuple[str, Path] | None:
             continue  # a folder of data hides no package
         file = Path(found.origin)
         # The script itself is `__main__`, not a module of its name. Another copy of this project, such as the
-        # clone that this one was installed from, is not used: see `mempool.cli.run.child.Ours`.
+        # clone, is harmless: see `mempool.cli.run.child.ProjectFinder`.
         if str(file) != os.path.realpath(script) and not (file.parent / _mark(name)).exists():
             return name, file
     return None
 
 
 def _mark(name: str) -> str:
-    """Return the name of a file that only this project's package of that name contains."""
+    """Return the name of a file that identifies this project's package."""
     return "_siblings.py" if name == "mempool" else "_mempool_sibling"

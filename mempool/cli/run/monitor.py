@@ -1,4 +1,4 @@
-"""Thread of ``mempool run`` beside the program: a status line on the terminal, and samples of the memory."""
+"""Background thread of ``mempool run``: status line on the terminal, and samples of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two samples, and between two states of the status line.
 SAMPLE_SECONDS, STATUS_SECONDS = 0.05, 1.0
-#: Reserved bytes below which a pool has no status.
+#: Least reserved bytes of a pool in the status line.
 LITTLE = 1 << 20
 
 
@@ -73,7 +73,7 @@ class Monitor:
 
 
 def status(pools: Mapping[str, Any]) -> str:
-    """Return the state of the pools that hold memory in one line; empty without any."""
+    """Return a line with the state of the pools that hold memory; empty without such pools."""
     each = []
     for name, pool in list(pools.items()):
         metrics = pool.metrics()
@@ -90,25 +90,25 @@ def status(pools: Mapping[str, Any]) -> str:
 
 
 def terminal_shows_status() -> bool:
-    """Return true if stderr is a terminal with a cursor that this process may move."""
+    """Return true if stderr is a terminal, controlled by this process, with a movable cursor."""
     return os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class StatusLine:
-    """Last row of the terminal, below the program's output, which scrolls above."""
+    """Status line in the last row of the terminal, below the scrolling output of the program."""
 
     def __init__(self) -> None:
-        self._size: os.terminal_size | None = None  # of the terminal whose last row is ours
+        self._size: os.terminal_size | None = None  # of the terminal with a reserved row
         self._text = ""
 
     def show(self, text: str) -> None:
-        """Replace the text, unless another job has the terminal."""
+        """Replace the text, unless another job controls the terminal."""
         with contextlib.suppress(OSError):
             size = os.get_terminal_size(2)
             if os.tcgetpgrp(2) != os.getpgrp() or size.lines < 4 or (text, size) == (self._text, self._size):
                 return
             out = ""
-            if size != self._size:  # scroll only the rows above; the cursor moves there in its column
+            if size != self._size:  # scroll only the rows above
                 out = f"\x1bD\x1b7\x1b[1;{size.lines - 1}r\x1b8\x1b[A"
             out += f"\x1b7\x1b[{size.lines};1H\x1b[2K\x1b[2m{text[: size.columns - 1]}\x1b8"
             os.write(2, out.encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""``mempool run --rehearse``: make the plan of a program by a rehearsal, before the program runs."""
+"""``mempool run --rehearse``: makes a program's plan by a rehearsal before the run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ STEPS = 12
 
 
 def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
-    """Rehearse some steps and keep the plan where the run finds it; a rehearsal without a plan is reported.
+    """Rehearse some steps, and keep the plan for the run; report a rehearsal without a plan.
 
     Args:
         program: the command line after Python; its output is dropped.
-        memory: kind of GPU memory of the run's pool, whose plan this is.
-        quiet: say nothing if all went well.
+        memory: kind of GPU memory of the run's pool.
+        quiet: no output on success.
     """
     from mempool.cli.rehearse.command import check_program, runner_of_command
     from mempool.rehearsal import Job, Machine, standin

@@ -1,4 +1,4 @@
-"""Work of ``mempool swap``: offload schedules for the requested limits, and their figures."""
+"""Computation of ``mempool swap``: offload schedules for the requested limits, and their figures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ _ROW = (
     "moves",
     "by",
 )
-#: Number of intervals between the limits of the curve that is drawn if the user asks for no limit, from the
-#: least peak without a stall down to the floor.
+#: Number of intervals of the default limits, from the least peak without stall down to the floor.
 _POINTS = 6
-#: Node budgets: of the plans of both arenas (some tenths of a second), and of each plan made for a
-#: comparison.
+#: Node budgets: for the plans of both arenas (tenths of a second), and for each plan of a comparison.
 _STOP, _COMPARED = Stop(nodes=10_000_000), Stop(nodes=200_000)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit in bytes, or the longest allowed step as a fraction of extra time."""
+    """A limit in bytes, or as the largest permitted slowdown of a step."""
 
     size: int | None = None
     slower: float = 0.0
@@ -51,7 +49,7 @@ def parse_limit(text: str) -> Limit:
     """Parse the text of ``--limit``.
 
     Raises:
-        UsageError: the text has no meaning.
+        UsageError: the text is no limit.
     """
     hint = "say 12GiB, `free`, or so much slower a step may be: 5%"
     if text.strip().lower() == "free":
@@ -70,7 +68,7 @@ class SwapSchedules:
     """The offload schedules of one step under the requested limits.
 
     Attributes:
-        reason: the reason why a requested limit is infeasible, or empty.
+        reason: reason why a requested limit is infeasible, or empty.
     """
 
     def __init__(
@@ -87,22 +85,22 @@ class SwapSchedules:
         self.reason = ""
 
     def curve(self, report: Callable[[str], object]) -> list[PlannedSchedule | int]:
-        """Return schedules for limits from the least peak without a stall down to the floor.
+        """Return schedules for limits from the least peak without stall down to the floor.
 
-        The peak load without any move is one of the limits.
+        One of the limits is the peak load without moves.
         """
         free = self.planner.without_stall()
         floor = self.planner.floor()[0]
         gap = free.peak_bytes - floor
         limits = {self.step.peak_bytes, *(free.peak_bytes - gap * k // _POINTS for k in range(_POINTS + 1))}
         held = self._held([limit for limit in limits if limit >= floor], report)
-        self.reason = ""  # the user did not ask for these limits
+        self.reason = ""  # default limits may be infeasible
         return [held[limit] for limit in sorted(held, reverse=True)]
 
     def for_limits(
         self, limits: Sequence[Limit], report: Callable[[str], object]
     ) -> list[PlannedSchedule | int]:
-        """Return the schedule of each limit, or the limit where no schedule holds the limit."""
+        """Return the schedule of each limit, or an infeasible limit itself."""
         held = self._held([limit.size for limit in limits if limit.size is not None], report)
         result: list[PlannedSchedule | int] = []
         for limit in limits:
@@ -117,7 +115,7 @@ class SwapSchedules:
         return result
 
     def _held(self, sizes: Sequence[int], report: Callable[[str], object]) -> dict[int, PlannedSchedule]:
-        """Return the schedules of the feasible limits; ``reason`` says why another limit is infeasible."""
+        """Return the schedules of the feasible limits; set ``reason`` for an infeasible limit."""
         remaining = sorted(set(sizes))
         while remaining:
             try:
@@ -156,7 +154,7 @@ class SwapSchedules:
         }
 
     def _with_fewer_gaps(self, swap: PlannedSchedule | int) -> PlannedSchedule | int:
-        """Return a schedule that stalls no longer and leaves fewer gaps."""
+        """Return a schedule of at most equal stall with fewer gaps."""
         if isinstance(swap, int) or swap.peak_bytes == self.step.peak_bytes:
             return swap
         return reduce_fragmentation(
@@ -166,7 +164,7 @@ class SwapSchedules:
         )
 
     def _arenas(self, swap: PlannedSchedule | int) -> dict[str, int | None]:
-        """Return the arena sizes of device and host, from address plans made after the schedule."""
+        """Return the arena sizes of device and host, from packings of the schedule's buffers."""
         if isinstance(swap, int):
             return dict.fromkeys(("arena_bytes", "host_arena_bytes"))
         device, host = place(self.step, swap.schedule, stop=_STOP)

@@ -78,7 +78,7 @@ def _text(schedules: SwapSchedules, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rates(link: Link) -> str:
-    """Return a readable description of a link."""
+    """Describe a link for people."""
     ways = (("out", link.out_fixed, link.out_per_byte), ("back", link.in_fixed, link.in_per_byte))
     text = ", ".join(
         f"{name} {1e6 * fixed:.3g} us + {1e-9 / max(per_byte, 1e-15):.3g} GB/s"

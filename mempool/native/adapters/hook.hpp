@@ -1,9 +1,9 @@
 // A framework's allocator, served by one client at a time; buffers of former clients return to the
 // pools that they came from.
 //
-// A framework keeps the installed functions for ever: buffers outlive the pool that made them, their thread,
-// a fork, and the interpreter. A client that no longer serves is therefore held until none of its memory is
-// live. Addresses made by no client are foreign and go to the functions that were installed before.
+// A framework keeps the installed functions permanently: buffers outlive their pool, their thread, a fork, and the
+// interpreter. A client that no longer serves is therefore held until it has no live memory. Foreign addresses, made by
+// no client, go to the previously installed functions.
 #pragma once
 
 #include <cstddef>
@@ -44,9 +44,9 @@ class Hook {
 
   // --- called by the installer
 
-  // Let `client` serve from now on, through `checked` if not null. `owner` is an opaque object that keeps
-  // both in existence, held until reclaim() returns the object. `instead`: replace the present server without
-  // a gap. no: another client serves; again: the entry was still held; anew: `owner` was taken
+  // Make `client` serve, through `checked` if not null. `owner` is an opaque object that keeps both in existence, held
+  // until reclaim() returns the object. `instead`: replace the present server without a gap. no: another client serves;
+  // again: the entry was still held; anew: `owner` was taken
   enum class Served { no, again, anew };
   // may throw std::bad_alloc
   Served serve(Client& client, Checked* checked, void* owner, bool instead = false);

@@ -1,8 +1,8 @@
 // NumPy's data allocator, served by a client.
 //
-// NumPy keeps the current handler in a context variable, which new threads do not inherit (NEP 49), so that
-// the variable is left alone. Instead, the four functions of NumPy's *default* handler, which every thread
-// uses, are replaced in place, once and for ever. The new functions recognise memory by address: memory made
+// NumPy keeps the current handler in a context variable, which new threads do not inherit (NEP 49). So the variable is
+// unchanged, and the four functions of NumPy's *default* handler, which every thread uses, are replaced in place, once
+// and permanently. The new functions recognise memory by address: memory made
 // by no client goes to the functions that were installed before, and so does every allocation while no client
 // serves.
 #pragma once

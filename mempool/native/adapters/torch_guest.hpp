@@ -1,5 +1,5 @@
-// The core's part of the guest: an allocator in front of PyTorch's own CUDA allocator, the *host*, which serves
-// from the arena what the plan knows and passes everything else on.
+// The core's part of the guest: an allocator in front of PyTorch's own CUDA allocator, the *host*. The guest serves
+// planned requests from the arena, and passes all other requests on.
 //
 // The guest itself is compiled against the user's PyTorch (mempool/torch/guest.cpp) and calls the functions
 // below, by their addresses, from any thread, with or without the interpreter's lock. The host is never called

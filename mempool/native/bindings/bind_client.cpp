@@ -252,8 +252,8 @@ bool is_over() noexcept {
 #endif
 }
 
-// Wait without the interpreter's lock. Once the interpreter ends, the lock is not taken again: Python would
-// end this thread by unwinding, which noexcept functions on the thread's stack forbid.
+// Wait without the interpreter's lock. After the interpreter's end, the lock is not taken again: Python would unwind
+// this thread, which noexcept functions on its stack forbid.
 std::pair<bool, double> wait_for_work(Client& client, double seconds, double search_seconds, std::uint64_t allocations,
                                       std::uint64_t replan_at_iteration, std::uint64_t other_layouts) {
   PyThreadState* const state = PyEval_SaveThread();

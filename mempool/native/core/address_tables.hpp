@@ -92,14 +92,14 @@ class AddressMap {
   unsigned shift_ = 58;
 };
 
-// The set of a segment's committed pages.
+// Set of a segment's committed pages.
 class PageSet {
  public:
   void resize(std::size_t pages) {
     words_.resize((pages + 63) / 64);
     size_ = pages;
   }
-  std::size_t size() const noexcept { return size_; }  // pages, in the set or not
+  std::size_t size() const noexcept { return size_; }  // pages of the segment
 
   // Return the first page of [page, end) that is in the set, or (`in` false) not in the set; `end` if none.
   std::size_t find(std::size_t page, std::size_t end, bool in) const noexcept {
@@ -138,7 +138,7 @@ class PageSet {
 
   std::vector<std::uint64_t> words_;
   std::size_t size_ = 0;
-  std::size_t beyond_ = 0;  // no page from here on was ever in the set
+  std::size_t beyond_ = 0;  // pages from this one on were never in the set
 };
 
 }  // namespace mempool

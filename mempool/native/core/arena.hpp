@@ -3,9 +3,9 @@
 //   none --taken--> serving --released, converted--> none         in place: serving --grown, shrunk--> serving
 //                   serving --blocked--> draining --unblocked--> serving; draining --released, converted--> none
 //
-// A larger arena is had in one of two ways: the present one grows in place, or is released while empty and replaced.
-// When memory is short, the arena is converted to segments. `kArenaTransitions` has all transitions, and
-// `Arena::apply` alone changes the state. Nothing here takes or gives memory: see pool_arena.cpp.
+// The arena gets larger in one of two ways: it grows in place, or it is released while empty and replaced. When memory
+// is short, the arena is converted to segments. `kArenaTransitions` has all transitions, and only `Arena::apply` changes
+// the state. pool_arena.cpp allocates and releases the memory.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@ struct LiveArena : Live<LiveArena> {};  // counts the arenas in existence
 enum class ArenaState : std::uint8_t {
   none,
   serving,
-  // The arena is to be replaced, which requires a moment without live ranges. Buffers live at the end of one
-  // iteration, such as gradients, are live at the end of the next: until then, no buffer is placed where they were,
-  // and the fallback serves the buffers planned there.
+  // The arena is to be replaced, which requires a moment without live ranges. Buffers that are live at the end of one
+  // iteration, such as gradients, recur in the next. So no buffer is placed at their offsets, and the fallback serves
+  // the buffers planned there.
   draining
 };
 enum class ArenaEvent : std::uint8_t { taken, grown, shrunk, blocked, unblocked, released, converted };
@@ -79,8 +79,8 @@ class Arena {
   bool is_drained(Offset begin) const noexcept {
     return state_ == ArenaState::draining && std::binary_search(begins_.begin(), begins_.end(), begin);
   }
-  // Return true after a recent conversion: no arena is taken before the next boundary, with backoff if conversions
-  // repeat.
+  // Return true shortly after a conversion: no arena is taken before the next boundary, or with backoff, before a later
+  // one.
   bool conversion_backs_off(std::uint64_t now) const noexcept { return !conversion_backoff_.is_due(now); }
   std::uint64_t conversions() const noexcept { return conversions_; }
 
@@ -94,9 +94,8 @@ class Arena {
   void resize(std::size_t bytes) noexcept {
     if (bytes != bytes_) apply(bytes > bytes_ ? ArenaEvent::grown : ArenaEvent::shrunk, bytes);
   }
-  // Drain the arena, whose `alive` ranges prevent its replacement. The drain may never empty the arena, for example
-  // if a buffer is long-lived: it is tried for a few boundaries in a row, with exponential backoff. May throw
-  // std::bad_alloc.
+  // Drain the arena, whose `alive` ranges prevent its replacement. A long-lived buffer may prevent the end of the
+  // drain, so a drain lasts for a few boundaries, with exponential backoff between drains. May throw std::bad_alloc.
   void block(const std::vector<std::pair<Offset, Offset>>& alive, std::uint64_t now) {
     if (now == blocked_at_) return;  // a second request at the same boundary, for another plan
     blocked_at_ = now;
@@ -108,7 +107,7 @@ class Arena {
     begins_.erase(std::unique(begins_.begin(), begins_.end()), begins_.end());
     if (state_ != ArenaState::draining) apply(ArenaEvent::blocked, bytes_);
   }
-  // End the drain: no larger arena can be had now, or none is wanted.
+  // End the drain, since a larger arena is impossible now or no longer needed.
   void unblock(std::uint64_t now) noexcept {
     if (state_ != ArenaState::draining) return;
     end_drain();
@@ -125,7 +124,7 @@ class Arena {
 
  private:
   static constexpr unsigned kMostRounds = 4;        // boundaries in a row of a drain
-  static constexpr std::uint64_t kServedLong = 64;  // boundaries after which the backoff of conversions starts over
+  static constexpr std::uint64_t kServedLong = 64;  // boundaries after which the backoff of conversions is reset
 
   void end_drain() noexcept {
     begins_.clear();
@@ -142,7 +141,7 @@ class Arena {
     const auto found = std::find_if(kArenaTransitions.begin(), kArenaTransitions.end(), [&](const ArenaTransition& one) {
       return one.before == state_ && one.event == event;
     });
-    if (found == kArenaTransitions.end()) std::abort();  // going on could hand out memory that is not there
+    if (found == kArenaTransitions.end()) std::abort();  // continuing could hand out unmapped memory
     state_ = found->after;
     const std::size_t before = std::exchange(bytes_, bytes);
     log_.arena_changed(event, before, bytes);

@@ -153,8 +153,8 @@ StreamIndex ArenaStreams::prepare(Offset begin, Offset end, Stream stream) noexc
   return index;
 }
 
-// Let a stream wait for another stream's frees. False: impossible. If an event became part of a graph and is
-// therefore useless, a new event is tried.
+// Make a stream wait for another stream's frees. False: impossible. An event that became part of a graph is useless,
+// and replaced by a new event.
 bool ArenaStreams::wait(Timeline& waiting, StreamIndex other, std::uint64_t clock) noexcept {
   Timeline& past = timelines_[other];
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -182,7 +182,7 @@ bool ArenaStreams::wait_for_device() noexcept {
 }
 
 void ArenaStreams::record(Timeline& timeline) noexcept {
-  if (timeline.events_kept == kMostEvents) {  // a wait for the oldest event becomes a wait for a later one
+  if (timeline.events_kept == kMostEvents) {  // the oldest event is dropped: its waiters wait for a later event
     LiveEvents::forget(source_.device(), timeline.events[0].event);
     std::move(timeline.events.begin() + 1, timeline.events.end(), timeline.events.begin());
     --timeline.events_kept;

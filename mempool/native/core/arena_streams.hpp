@@ -1,17 +1,16 @@
-// Streams that use the arena, and the waits needed before a stream reuses memory there: host order is not
-// device order, so that memory freed on one stream serves another only after a wait on an event recorded at
-// the free.
+// Streams that use the arena, and the waits needed before a stream reuses memory there: host order is not device order,
+// so memory freed on one stream serves another stream only after a wait on an event recorded at the free.
 //
 // Each stream that uses the arena has a *timeline*, whose clock counts the stream's frees there. The arena is
-// divided into zones; each zone stores, by that clock, when each stream last freed memory there. Where the
-// plans of several streams share addresses, every piece between two borders of planned buffers is a zone, and
-// a free records an event at once, so that no stream waits for more than that free. Elsewhere an event is
-// recorded when a stream has to wait. While a single stream uses the arena, all of this is skipped.
+// divided into zones; each zone stores, by that clock, when each stream last freed memory there. Where plans of several
+// streams share addresses, every piece between two borders of planned buffers is a zone, and a free records an event at
+// once, so that no stream waits for more than that free. In other zones, an event is recorded only when a stream has to
+// wait. While a single stream uses the arena, all of this is skipped.
 //
-// An event at the free covers the uses that the buffer's own stream has waited for by then. PyTorch
-// guarantees less to allocators: a use by another stream need only be waited for before the own stream
-// *allocates* again. In that case streams do not share: memory of another stream is reused only after a
-// device synchronization, and rarely, because that blocks the host.
+// An event at the free covers the uses that the buffer's own stream has waited for before the free. PyTorch guarantees
+// less to allocators: the own stream must wait for another stream's use only before it *allocates* again. With PyTorch,
+// streams therefore do not share: memory of another stream is reused only after a device synchronization, which is rare
+// because it blocks the host.
 #pragma once
 
 #include <array>

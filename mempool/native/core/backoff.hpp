@@ -1,4 +1,4 @@
-// Exponential backoff for actions that are requested again and again, or in vain.
+// Exponential backoff for actions that are repeated or fail.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ class ExponentialBackoff {
 
   bool is_due(std::uint64_t now) const noexcept { return now >= at_; }
   void done(std::uint64_t now) noexcept { done(now, longest_); }
-  // Start the pause; given the outcome, the action is worth trying again after `longest` at the latest.
+  // Start a pause of at most `longest`.
   void done(std::uint64_t now, std::uint64_t longest) noexcept {
     pause_ = std::min(pause_, longest);
     wait(now);

@@ -4,10 +4,9 @@
 // Memory of the client:
 //   | 64 bytes of redzone | the buffer | redzone to the next multiple of 64, and 64 more |
 //
-// A freed buffer is filled with poison and kept in quarantine before the client gets it back; the oldest
-// buffers leave first. Redzones are checked when a buffer is freed, poison when the buffer leaves the
-// quarantine, and both by verify(). Faults are collected and reported to a listener; the program goes on.
-// Host memory only.
+// A freed buffer is filled with poison and kept in quarantine before it returns to the client; the oldest buffers leave
+// first. Redzones are checked at the free of a buffer, poison at its end of quarantine, and both by verify(). Faults are
+// collected and reported to a listener, and the program continues. Host memory only.
 #pragma once
 
 #include <cstdint>

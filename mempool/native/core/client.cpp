@@ -39,7 +39,7 @@ Client::~Client() {
   if (pool_->source().log().history() == &history_) pool_->source().log().end();
   try {
     pool_->rebuild_slots();  // without this client's plans
-  } catch (...) {            // the old slots stay: correct, and slightly more than needed
+  } catch (...) {            // keep the old slots, which are correct but more than needed
   }
   pool_->shrink_arena();
   if (retained_ != 0) pool_->apply_retained_limits();
@@ -119,9 +119,8 @@ Client::Sequence& Client::new_sequence(Stream stream, const void* thread) {
   return fresh;
 }
 
-// Reuse sequences of vanished streams: no notification tells that a stream was destroyed. A sequence becomes
-// spare if no plan has a table for the sequence, which made no allocation since the last sweep; sweeps happen
-// after that many new sequences.
+// Reuse sequences of destroyed streams, which are not reported. A sequence becomes spare if no plan has a table for it,
+// and it made no allocation since the last sweep, some new sequences ago.
 void Client::sweep_sequences() {
   begun_ = 0;
   spare_.reserve(sequences_.size());
@@ -181,7 +180,7 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
   }
 }
 
-// Serve a request from the plan. `place`: set to the planned offset if only the arena is missing.
+// Serve a request from the plan. `place`: receives the planned offset if only the arena is missing.
 Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
   const Follower::Due due = replaying_ && marked_ ? sequence.follower.early(known_) : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
@@ -227,8 +226,8 @@ Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& ou
   return 0;
 }
 
-// Prefetch upcoming buffers. On a device with more memory reserved than present, the plan knows the next
-// buffers in advance, page faults do not.
+// Prefetch upcoming buffers on an oversubscribed device: the plan knows the next buffers in advance, unlike page
+// faults.
 void Client::prefetch_upcoming(Sequence& sequence) noexcept {
   Device& device = pool_->source().device();
   const std::size_t window = device.foresight();
@@ -266,8 +265,8 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
   return given;
 }
 
-// Return true if the arena's holes may serve this sequence's unplanned requests: a plan is about to use them while it
-// is followed, and buffers allocated during warm-up may stay in them.
+// Return true if the arena's holes may serve this sequence's unplanned requests: not while a plan is followed, which
+// needs the holes, and not during warm-up, whose buffers may stay.
 bool Client::may_use_holes(const Sequence& asks) const noexcept {
   if (pool_->another_client_replays(this)) return false;
   return !replaying_ || std::none_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
@@ -303,8 +302,7 @@ void Client::count_free(std::size_t requested, std::size_t rounded) noexcept {
   if (is_small(requested)) count_small_free(requested, rounded);
 }
 
-// Fill `given` field by field: copying the struct would stall until the values just written can be read
-// again.
+// Fill `given` field by field: a copy of the struct would stall on the values just written.
 void Client::serve_small(std::size_t bytes, Stream stream, Pool::Given& given) noexcept try {
   const std::uint32_t recorded_as = trace_.on() ? sequence(stream).follower.sequence() : 0;
   given.address = pool_->allocate_small(bytes, stream);
@@ -394,7 +392,7 @@ Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   return address;
 }
 
-// The last argument of a request in a flight recorder is the memory held afterwards.
+// In a flight recorder, the last argument of a request is the reserved memory afterwards.
 void Client::note_call(flight::Call call, bool done, std::uint64_t first, Stream stream, Address address) noexcept {
   const std::uint64_t reserved = pool_->source().reserved().current;
   flight::add(call, uid_, done ? 0 : 1, {first, static_cast<std::uint64_t>(stream), address, reserved});
@@ -438,7 +436,7 @@ void (*Client::departure() const noexcept)() {
   return departs ? departures_.hook : nullptr;
 }
 
-// --- beside another allocator
+// --- in front of another allocator
 
 Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorded) noexcept try {
   recorded = is_small(bytes) && is_concerned_with(bytes);
@@ -472,7 +470,7 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
 
 void Client::record_outside(Address address, std::size_t bytes, Stream stream) noexcept try {
   const Guarded guard(pool_->lock);
-  free_outside(address);  // ended unseen
+  free_outside(address);  // its end was not seen
   const Pool::Given given{address, pool_->round_up(bytes), false};
   Sequence& mine = sequence(stream);
   pool_->outside().add(address, bytes, stream);
@@ -481,7 +479,7 @@ void Client::record_outside(Address address, std::size_t bytes, Stream stream) n
   count_small_allocation(given, bytes);
   if (trace_.on()) trace_.add(RecordedEvent::alloc, address, bytes, stream, mine.follower.sequence());
   if (history_.on()) history_.add(RecordedEvent::alloc, address, bytes, stream, mine.follower.sequence());
-} catch (...) {  // no host memory for the record: the buffer stays unknown
+} catch (...) {  // no host memory for the record: the buffer is not recorded
 }
 
 Address Client::allocate_in_hole(std::size_t bytes, Stream stream) noexcept try {

@@ -2,8 +2,8 @@
 //
 // `RecordingSchedule` says whether requests are recorded, and `Arena` (of the pool) whether planned addresses exist.
 // Every state serves every request: from the planned address if the request follows a pattern and the overlap
-// guard agrees, else from the fallback. Entry points take the size, the stream and nothing else of the
-// framework; the device belongs to the pool.
+// guard agrees, else from the fallback. Of the framework, entry points receive only the size and the stream; the device
+// belongs to the pool.
 #pragma once
 
 #include <chrono>
@@ -63,31 +63,29 @@ class Client : private Live<Client> {
   // Allocate a buffer. 0: out of memory; last_out_of_memory() has the details. `zeroed`: filled with zeros;
   // memory that is known to be zero stays untouched.
   Address allocate(std::size_t bytes, Stream stream, bool zeroed = false) noexcept;
-  // From now on call `hook` after each request with which the pool holds more than `most_reserved` bytes, or the client has had more
-  // than `most_misses` misses: in the requesting thread, without a lock. Null ends this.
+  // Call `hook` after each request once the pool reserves more than `most_reserved` bytes or the client has more than
+  // `most_misses` misses: in the requesting thread, without a lock. Null ends the calls.
   void watch_departures(void (*hook)(), std::size_t most_reserved, std::uint64_t most_misses) noexcept;
-  // Free a buffer. False: the address is not the pool's, or (`dead`) is the pool's and already free; nothing
-  // happened.
+  // Free a buffer. False, without effect: the address is not the pool's, or (`dead`) is the pool's and already free.
   bool free(Address address, Stream stream, bool* dead = nullptr) noexcept;
-  // Variants of allocate() and free() for callers that hold a resource others need meanwhile, such as an
-  // interpreter's lock: they wait neither for the pool's lock nor for the device. 0 or false: a wait would be
-  // needed; nothing happened.
+  // Variants of allocate() and free() for callers that hold a shared resource, such as an interpreter's lock: they wait
+  // neither for the pool's lock nor for the device. 0 or false, without effect: a wait would be needed.
   Address allocate_at_once(std::size_t bytes, Stream stream) noexcept;
   bool free_at_once(Address address, Stream stream) noexcept;
   // Move a buffer to a new buffer of `bytes`. 0: out of memory; the old buffer is unchanged. `foreign`: the
   // old address is not the pool's.
   Address reallocate(Address address, std::size_t bytes, Stream stream, bool* foreign) noexcept;
 
-  // --- the hot path beside another allocator, which serves every request that the plan does not; any thread
+  // --- the hot path in front of another allocator, which serves all unplanned requests; any thread
   // Return the planned address of a request, or 0: the other allocator serves the request, and if `recorded`,
   // record_outside() follows.
   Address allocate_planned(std::size_t bytes, Stream stream, bool& recorded) noexcept;
   void record_outside(Address address, std::size_t bytes, Stream stream) noexcept;
-  // Return false if the request is the other allocator's alone: a small one, unless a trace or a history has it.
+  // Return false if only the other allocator is concerned: for a small request without a trace and a history.
   bool is_concerned_with(std::size_t bytes) const noexcept {
     return !is_small(bytes) || records_small_.load(std::memory_order_relaxed);
   }
-  // Serve a request that the other allocator refuses from any hole of the arena; 0: there is none.
+  // Serve a request that the other allocator refused from a hole of the arena; 0: no hole suffices.
   Address allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
   // Free a buffer on the stream of its allocation. planned: in the arena, and freed, with the requested size in
   // `bytes`; outside: the other allocator frees the buffer; unknown: nothing happened.
@@ -143,36 +141,36 @@ class Client : private Live<Client> {
   // for a pattern that this pool cannot replay; then nothing has changed.
   std::uint64_t install(std::unique_ptr<Pattern> pattern, std::uint64_t iterations_seen, bool instead = false);
   // Load a pattern from a file, preceded by a warm-up if the file has one. Replay starts with the next
-  // allocation. `unsure`: the pattern may belong to another program; it gets its arena once the program has
-  // followed it for some allocations. Returns the id of `steady`. Throws like install().
+  // allocation. `unsure`: the pattern may belong to another program, so its arena is taken only after some allocations
+  // that followed the pattern. Returns the id of `steady`. Throws like install().
   std::uint64_t load(std::unique_ptr<Pattern> warmup, std::unique_ptr<Pattern> steady, bool unsure = false);
   void drop_patterns() noexcept;
   // Begin loaded patterns as soon as the device of the arena is known, for all clients of the pool.
   void device_is_bound() noexcept;
-  // Give free memory back. The arena is released too if the arena has no live range and either `force` is set
-  // or no iteration of any client ran since the last call (so that a loop that calls this in each step does
-  // not thrash). With `force`, and live ranges in an arena that has pages, as much of the arena's end as
-  // possible is released. The next boundary allocates the arena again. True: no arena is left.
+  // Release free memory. An arena without live ranges is released, too, with `force` or if no iteration of any client
+  // ran since the last call (so that a call in each step does not thrash). With `force`, an arena with live ranges and
+  // with pages releases as much of its end as possible. The next boundary allocates the arena again. True: no arena
+  // remains.
   bool give_back(bool force) noexcept;
-  // Allocate the arena now instead of at the next boundary and regardless of earlier refusals, because room
-  // was made for the arena. Under a budget an arena is allocated only by this call, unless set_arena_allowed()
-  // allows more. False: the arena is smaller than the patterns need.
+  // Allocate the arena now, after the caller made room for it, instead of at the next boundary, and regardless of
+  // earlier refusals. Under a budget, only this call allocates an arena, unless set_arena_allowed() permits boundaries
+  // to do so. False: the arena is smaller than the patterns need.
   bool request_arena() noexcept;
   // Allocate the arena from hosted memory that was requested and is now offered or refused.
   void take_offered_arena() noexcept;
   // Under a budget, allow arena allocation at boundaries too, as long as the caller makes sure that there is
   // room.
   void set_arena_allowed(bool takes) noexcept;
-  // Return the offset of the live buffer in the followed plan, also for a buffer that is outside the arena
-  // only for lack of one; kDynamic: none.
+  // Return the planned offset of a live buffer, even if the buffer is outside the arena only because there is none;
+  // kDynamic: none.
   Offset planned_offset_of(Address address) noexcept;
-  // Give the next request inside a dynamic scope this place in the arena, if the place is free: used to
-  // restore a buffer to the former place.
+  // Serve the next request inside a dynamic scope at this offset of the arena if free, to restore a buffer's former
+  // address.
   void allocate_next_at(Offset place) noexcept;
   bool is_alone() const noexcept;  // true: no other client uses this memory
 
   // --- waiting for planning work; the planner's thread
-  // Recurring part of the recording, as found by a brief look.
+  // Recurring part of the recording, found by a brief search.
   struct Recurrence {
     std::size_t begin;        // the earliest relevant allocation in the ring; 0 if there are marks
     std::size_t allocations;  // in the ring
@@ -210,8 +208,7 @@ class Client : private Live<Client> {
   std::size_t needed_bytes() const noexcept { return largest() == nullptr ? 0 : largest()->arena_bytes; }
   std::size_t live() const noexcept { return stats_.live.current; }
   bool nothing_alive() const noexcept { return stats_.blocks.current == 0; }
-  // Take over the live buffers of `former`: from now on they are freed and counted here. Both clients serve
-  // the same framework, one after the other.
+  // Take over the live buffers of `former`, which served the same framework before: they are freed and counted here.
   void inherit(Client& former) noexcept;
   bool reached_boundary = false;  // since idle memory was last released: see Pool::return_idle_after
 
@@ -225,9 +222,9 @@ class Client : private Live<Client> {
   static void after_fork_in_child() noexcept;
 
   const std::vector<Pattern*>& patterns() const noexcept { return known_; }
-  // Mark patterns as dormant if no sequence has followed them for long, and all patterns while only other
-  // clients of the memory are at work; the arena gives back the memory that only dormant patterns need. Call
-  // about once a second. A pattern that is followed again has the whole arena from the second iteration on.
+  // Mark patterns as dormant if no sequence has followed them for long, or while only other clients of the memory work.
+  // The arena releases the memory that only dormant patterns need. Call about once a second. A pattern that is followed
+  // again has its whole arena from the second iteration on.
   void retire_unused_patterns() noexcept;
   // Forget unused patterns that need a larger arena than the patterns in use. Call with the pool's lock held.
   void forget_unused() noexcept;
@@ -241,7 +238,7 @@ class Client : private Live<Client> {
     std::uint64_t marks = 0;
     std::uint64_t plan_active_at_iteration = 0;  // the first iteration with a plan; 0: none yet
     std::uint64_t latest_plan_active_at_iteration = 0;
-    bool settled = false;  // enough iterations without a miss that no longer period is to be expected
+    bool settled = false;  // so many iterations without a miss that a longer period is unlikely
     std::uint64_t miss_score = 0;  // score: raised by every iteration with a miss, lowered by every clean one
     std::uint64_t allocations = 0;       // above the small-size threshold
     std::size_t sequences = 0;
@@ -260,13 +257,13 @@ class Client : private Live<Client> {
   ClientStats stats();
   // Return the number of requests so far that missed the plan. The caller holds the pool's lock.
   std::uint64_t misses() const noexcept;
-  // Return the part of this thread's next requests, of `bytes` together, for which the plan has no places, as far as known.
+  // Return the known unplanned part of this thread's next requests, of `bytes` in total.
   std::uint64_t unplanned_bytes(std::uint64_t bytes) noexcept;
   void reset_peaks() noexcept;
   // Return the largest number of live bytes since the last call.
   std::size_t take_live_peak() noexcept;
-  // Return the ranges of the arena that block a plan in iteration after iteration, together with all live
-  // ranges that did so before; empty if none blocks a plan at present.
+  // Return the ranges of the arena that repeatedly block a plan, with all live ranges that blocked plans before; empty
+  // if no range blocks a plan at present.
   std::vector<std::pair<Offset, Offset>> pinned_ranges();
   // Return the ranges of the arena used by plans of the pool's other clients, dormant patterns excepted:
   // disjoint and in order.
@@ -290,7 +287,7 @@ class Client : private Live<Client> {
     static bool active() noexcept;
   };
 
-  // While one exists, the thread makes a request again that gets no memory: recordings leave it out.
+  // While an object exists, the thread will retry a failed request, so recordings omit the failure.
   class FirstAttempt {
    public:
     FirstAttempt() noexcept;
@@ -304,7 +301,7 @@ class Client : private Live<Client> {
     Sequence(std::uint32_t id, Stream stream, const void* thread) : follower(id, stream), thread(thread) {}
     Follower follower;
     Lookahead lookahead;
-    const void* thread;  // null: the thread has ended, and the next new thread takes the sequence over
+    const void* thread;  // null: the thread has ended, and the next new thread takes over the sequence
     std::uint64_t looked_at = 0;  // allocation count at the last sweep
     bool is_spare() const noexcept { return follower.stream() == kNoStream; }
   };
@@ -359,7 +356,7 @@ class Client : private Live<Client> {
   RecordingSchedule::Counts counts() const noexcept { return {large_allocations(), misses()}; }
   void apply(RecordingEvent event) noexcept;
   bool recording_due() const noexcept { return recording_.is_due(counts(), replays(), miss_score_); }
-  // call whenever the trace or the history is switched
+  // call after the trace or the history is switched
   void note_small_recorded() noexcept { records_small_.store(trace_.on() || history_.on(), std::memory_order_relaxed); }
   bool recorded() const noexcept { return ring_.on() | trace_.on() | history_.on(); }  // as one branch
   void note(const Follower& follower, std::size_t bytes, Outcome outcome) noexcept;
@@ -432,17 +429,17 @@ class Client : private Live<Client> {
   std::uint64_t allocations_seen_ = 0, others_seen_ = 0;
   std::uint64_t layouts_ = 0;         // the pool's layout changes caused by this client
   Pattern* current_ = nullptr;        // the pattern with which a new iteration or thread begins
-  // An envelope was loaded and the first iteration is not over. The envelope would have slots for all
-  // buffers, also for parameters, so that replay waits.
+  // An envelope was loaded, and the first iteration has not ended. The envelope has slots for all buffers, even for
+  // parameters, so replay must wait.
   bool warmup_only_ = false;
   bool growth_deferred_ = false;          // growth of the arena is deferred to this iteration's low-water mark
   // Schedule for releasing idle memory outside the arena on devices where releasing waits for the device,
   // with backoff.
   ExponentialBackoff idle_backoff_{1, 1024};            // in iterations
-  // A loaded plan gets its arena once the program has followed the plan for so many allocations; 0: it has.
+  // Number of allocations that must still follow a loaded plan before its arena is taken; 0: the plan is confirmed.
   std::uint32_t matches_awaited_ = 0;
   PlanBypass bypass_;
-  // in iterations; backoff of bypassing the plan where memory would suffice for both
+  // in iterations; backoff of bypasses when memory would suffice for arena and iteration
   ExponentialBackoff bypass_backoff_{1, 1024};
   // bytes taken from the device in this iteration for buffers without a slot in the arena
   std::size_t taken_outside_arena_ = 0;

@@ -1,5 +1,5 @@
-// The arena that a client's patterns need: when to allocate, enlarge, and give up the arena for an iteration
-// that outgrows the plan.
+// The arena that a client's patterns need: when to allocate or enlarge it, and when to release it for an iteration that
+// outgrows the plan.
 #include <algorithm>
 #include <utility>
 
@@ -8,8 +8,8 @@
 namespace mempool {
 namespace {
 
-// Longest backoff in iterations after a refused arena: with live ranges in the way, with a failed memory
-// check, and after a failed attempt at the device.
+// Longest backoff in iterations after a refused arena: because of live ranges, after a failed memory check, and after a
+// failed allocation on the device.
 constexpr std::uint64_t kLongestMoment = 4, kLongestLook = 64, kLongestPause = 1024;
 constexpr unsigned kSeveral = 6;         // buffers larger than planned before an iteration counts as outgrown
 // largest (size - planned size) / planned size considered; envelopes reach down by the same factor
@@ -39,9 +39,9 @@ void Client::have_arena() noexcept {
   begin_latest();
 }
 
-// Decide if the arena serves plans from here on. Beside another allocator the arena serves all patterns or
-// none: requests that a short arena has no place for would take as much memory again beside the arena. An
-// arena that serves none is released, as soon as no range in it is live.
+// Decide if the arena serves plans from now on. In front of another allocator the arena serves all patterns or none,
+// since requests beyond a short arena would take as much memory again outside. An arena that serves no pattern is
+// released once empty.
 bool Client::has_arena_of_use() noexcept {
   const std::size_t bytes = pool_->arena_bytes();
   if (pool_->source().device().hosted() == nullptr) return largest(bytes) != nullptr || (replaying_ && bytes != 0);
@@ -54,8 +54,8 @@ std::uint32_t Client::matches_to_confirm(const Pattern& pattern) const noexcept 
   return std::clamp(pattern.tables.front().length() / 4, 1U, kWindow);
 }
 
-// Allocate the arena of a loaded plan at the first planned request after the awaited number of allocations
-// that followed the plan: the plan may belong to another program, another model or other batches.
+// Allocate the arena of a loaded plan once the required number of allocations has followed the plan, which may belong
+// to another program, another model or other batches.
 void Client::confirm_loaded(const Follower& follower, const Follower::Match& match) noexcept {
   if (match.slot == nullptr) {
     if (follower.pattern() != nullptr) matches_awaited_ = matches_to_confirm(*follower.pattern());
@@ -72,7 +72,7 @@ void Client::confirm_loaded(const Follower& follower, const Follower::Match& mat
 // the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
 // in place is replaced while empty. An iteration without a low-water mark ends the waiting.
 bool Client::defer_growth_to_low_water() noexcept {
-  // hosted memory comes with the next request, after the frees that follow the boundary, such as of gradients
+  // hosted memory comes with the next request, after frees such as of gradients
   if (pool_->source().device().hosted() != nullptr) return false;
   if (std::exchange(growth_deferred_, false)) return false;
   const auto wants = [&](const Pattern* one) {
@@ -88,10 +88,10 @@ void Client::grow_at_low_water(Stream stream) noexcept {
   have_arena();
 }
 
-// Detect an iteration that outgrows the plan. The largest buffers have no slot, and beside the arena the
-// iteration would need as much memory again. If detected in time, the iteration bypasses the plan: once no
-// range in the arena is live (the last iteration's gradients, for example), the arena is released and the
-// iteration uses the memory. If memory suffices for both, the bypass is used with exponential backoff.
+// Detect an iteration that outgrows the plan. Its largest buffers have no slot, and the iteration would need as much
+// memory again outside the arena. If detected in time, the iteration bypasses the plan: once the arena has no live
+// range (such as the last iteration's gradients), the arena is released, and the iteration uses its memory. If memory
+// suffices for both, the bypass is used with exponential backoff.
 //
 // A few larger buffers may be extras, so the decision requires several buffers that exceed the planned sizes
 // by about the same factor, and at least as many such buffers as others. Return true if this request is
@@ -125,9 +125,8 @@ bool Client::may_bypass_plan() noexcept {
   return true;
 }
 
-// Try to release the arena at each allocation of such an iteration, except for the part with long-lived
-// ranges. If live ranges remain after the waiting time, they belong to this iteration, which then returns to
-// the plan.
+// At each allocation of such an iteration, try to release the arena except for the part with long-lived ranges. If live
+// ranges remain after kBypassPatience allocations, they belong to this iteration, which then returns to the plan.
 void Client::bypass_plan(Stream stream) noexcept {
   if (bypass_.patience == 0) return;
   const std::size_t before = pool_->arena_bytes();
@@ -140,8 +139,7 @@ void Client::bypass_plan(Stream stream) noexcept {
   }
 }
 
-// Allocate the largest arena that a pattern needs, or else the largest available: a pattern that needs more
-// does not hinder the others.
+// Allocate the largest arena that a pattern needs, or else the largest possible arena for smaller patterns.
 void Client::take_arena() noexcept {
   if (pool_->arena().conversion_backs_off(pool_->boundaries())) return;
   const bool all = pool_->source().device().hosted() != nullptr;  // the arena serves all patterns or none
@@ -159,8 +157,8 @@ void Client::take_arena() noexcept {
   }
 }
 
-// Set the backoff after a refusal. A check of available memory costs little, a failed attempt costs all free
-// memory, and a moment without live ranges passes quickly.
+// Set the backoff after a refusal: a check of available memory is cheap, a failed attempt costs all free memory, and a
+// moment without live ranges is brief.
 void Client::refused(Pattern& pattern, Refusal why) noexcept {
   const bool looked = why == Refusal::insufficient_memory || why == Refusal::budget;
   pattern.arena_backoff.done(iterations_, why == Refusal::device ? kLongestPause : looked ? kLongestLook : kLongestMoment);

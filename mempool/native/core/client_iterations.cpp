@@ -15,7 +15,7 @@ constexpr std::size_t kMostPinned = 256;
 constexpr std::size_t kFewEvents = 64;  // in a shorter recording, every mark deserves a look
 // iterations during which a buffer blocks a slot before counting as long-lived
 constexpr std::uint64_t kPatience = 2;
-constexpr std::uint64_t kMostMissScore = 24;  // low enough that the score soon returns to zero
+constexpr std::uint64_t kMostMissScore = 24;  // low, so that the score soon returns to 0
 // clean iterations before which the planner never stops recording
 constexpr std::uint64_t kCleanIterations = 32;
 
@@ -59,7 +59,7 @@ void Client::begin_latest() noexcept {
   before_latest_ = stats_.outcomes;
   misses_before_ = 0;
   results_.planned.clear();
-  divergences_.clear();  // they belonged to another plan
+  divergences_.clear();  // of another plan
 }
 
 // Check at a boundary whether the last installed pattern is followed from here on. If a shorter pattern ended
@@ -81,9 +81,9 @@ std::uint64_t Client::latest_misses() const noexcept {
   return misses;
 }
 
-// Return true if no longer period is to be expected. A difference at every hundredth iteration belongs to a
-// period of a hundred and shows after several occurrences. A sequence that has left the pattern reaches no
-// boundary that would reveal the loss, hence the comparison of misses.
+// Return true if a longer period is unlikely. A difference at every hundredth iteration belongs to a period of a
+// hundred, and shows only after several occurrences. A sequence that has left the pattern reaches no boundary, hence
+// the comparison of misses.
 bool Client::settled() const noexcept {
   return clean_ >= std::max(kCleanIterations, 4 * longest_clean_) && latest_misses() == misses_before_;
 }
@@ -102,8 +102,8 @@ void Client::judge_iteration() noexcept {
   misses_before_ = misses;
 }
 
-// Return the processor seconds of this thread since its last mark, or seconds of the clock where a device works beside
-// the thread; 0 if another thread set the last mark.
+// Return the processor seconds of this thread since its last mark, or wall-clock seconds if a device works for the
+// thread; 0 if another thread set the last mark.
 double Client::seconds_since_mark() noexcept {
   timespec time{};
   clock_gettime(pool_->source().traits().slow_return ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &time);
@@ -143,7 +143,7 @@ void Client::note_pinned(const Occupancy::Range& range) noexcept {
   }
 }
 
-// Forget, at a boundary, the blocking ranges that have ended: they were freed late and will not stay.
+// At a boundary, forget the blocking ranges that have ended, since they were only freed late.
 void Client::forget_freed_pinned() noexcept {
   const Occupancy& occupancy = pool_->occupancy();
   const auto over = [&](const Pinned& pinned) { return occupancy.end_at(pinned.range.begin) != pinned.range.end; };
@@ -194,7 +194,7 @@ void Client::boundary(Pattern* ended) noexcept {
   if (idle_backoff_.is_due(iterations_)) release_idle_outside_arena();
 }
 
-// Release memory outside the arena that has been idle since the last look.
+// Release memory outside the arena that was idle since the last call.
 void Client::release_idle_outside_arena() noexcept {
   pool_->release_idle_outside_arena() ? idle_backoff_.done(iterations_) : idle_backoff_.wait(iterations_);
 }

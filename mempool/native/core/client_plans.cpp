@@ -21,7 +21,7 @@ bool Client::in_use(const Pattern* pattern) const noexcept {
   });
 }
 
-// Count a change of the layout: other clients that planned around the former layout may now plan closer.
+// Count a change of the layout, after which other clients may plan closer.
 void Client::layout_changed() noexcept {
   ++layouts_;
   pool_->layout_changed();
@@ -124,9 +124,8 @@ void Client::admit(std::vector<std::unique_ptr<Pattern>> fresh) {
   layout_changed();
 }
 
-// Replace older patterns that `fresh` serves completely: their followers continue in `fresh` at the same
-// position. Return true if such patterns existed and none was in use: then `fresh` waits in their place, and
-// is dormant if they were.
+// Replace older patterns that `fresh` serves completely; their followers continue in `fresh` at the same position.
+// Return true if such patterns existed and none was in use: then `fresh` waits like them, and is dormant if they were.
 bool Client::supersede(Pattern* fresh) noexcept {
   bool idle = false, used = false;
   for (auto it = patterns_.begin(); it != patterns_.end();) {
@@ -156,7 +155,7 @@ bool Client::supersede(Pattern* fresh) noexcept {
   return idle && !used;
 }
 
-// Write a pattern into the flight recorder, for the call of this thread that takes up the pattern.
+// Write a pattern to the flight recorder, before this thread's call that installs the pattern.
 void Client::note_pattern(const Pattern& pattern) const noexcept {
   if (!flight::on()) return;
   flight::note(flight::pattern, uid_, 0, pattern.arena_bytes, pattern.unroll, pattern.low_water, pattern.cyclic + 2 * pattern.marked);
@@ -202,7 +201,7 @@ std::uint64_t Client::install(std::unique_ptr<Pattern> pattern, std::uint64_t it
   return id;
 }
 
-// Let the loaded patterns rest, which the program has not followed so far, until a sequence follows one.
+// Set loaded patterns that the program has not followed aside until a sequence follows one.
 void Client::set_loaded_aside(const Pattern* fresh) noexcept {
   decide(Decision::set_aside);
   matches_awaited_ = 0;

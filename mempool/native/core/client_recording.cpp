@@ -15,7 +15,7 @@ constexpr std::size_t kMostEvents = std::size_t{1} << 20;
 
 }  // namespace
 
-// Log the decision and switch the ring as the state machine says. The lock is held.
+// Log the decision, and switch the ring to the state machine's state. The lock is held.
 void Client::apply(RecordingEvent event) noexcept {
   flight::note(flight::recording, uid_, 0, event);
   if (!recording_.apply(event, counts(), replays())) return;
@@ -47,7 +47,7 @@ bool Client::grow_recording() {
   {
     const Guarded guard(pool_->lock);
     capacity = 2 * ring_.capacity();
-    // the bytes in use, where most memory is another allocator's
+    // live bytes, if most memory is another allocator's
     const std::size_t held = std::max(pool_->source().reserved().peak, stats_.live.peak);
     const std::size_t most = held / kShareOfMemory / sizeof(BriefEvent);
     if (capacity > std::min(most, kMostEvents) || ring_.kept() < ring_.capacity()) return false;

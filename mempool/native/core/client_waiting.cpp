@@ -90,12 +90,12 @@ std::optional<Client::Recurrence> Client::find_recurrence() {
 bool Client::is_news(const Wait& wait, double search_seconds, std::uint64_t dropped) noexcept {
   {
     const Guarded guard(pool_->lock);
-    if (!ring_.on()) return false;  // an iteration had misses: is_due() decides when there were enough
+    if (!ring_.on()) return false;  // after misses, is_due() decides
     if (search_seconds >= wait.search_seconds || settled() || (replaying_ && misses() == misses_looked_at_)) return true;
   }
   try {
     if (find_recurrence()) return true;
-  } catch (...) {  // the listener will find the cause
+  } catch (...) {  // the listener finds the cause
     return true;
   }
   const Guarded guard(pool_->lock);

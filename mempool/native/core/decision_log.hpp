@@ -23,8 +23,8 @@ enum class Decision : std::uint8_t {
   set_aside,   // the program did not follow the patterns from the file
   superseded,  // a pattern was dropped, since another serves its requests
   evicted,     // a pattern was dropped as the least recently used
-  withdrawn,   // the patterns do not pay, and are dropped
-  forgotten,   // an unused pattern was dropped, since memory was short
+  withdrawn,  // unprofitable patterns were dropped
+  forgotten,  // an unused pattern was dropped for lack of memory
   dropped,     // all patterns were dropped
   arena,       // event `count` of arena.hpp: the arena had or has `bytes`
   refused,     // no arena of `bytes`: refusal `count`
@@ -48,7 +48,7 @@ class DecisionLog {
     try {
       if (entries_.size() == kMost) entries_.pop_front();
       entries_.push_back(entry);
-    } catch (...) {  // an explanation has one line less
+    } catch (...) {  // the explanation lacks a line
     }
   }
   const std::deque<Entry>& entries() const noexcept { return entries_; }

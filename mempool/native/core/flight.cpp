@@ -26,7 +26,7 @@ struct Header {
   char magic[8];
   std::uint32_t version, pid;
   std::uint64_t capacity;             // records
-  std::atomic<std::uint64_t> next;    // records ever
+  std::atomic<std::uint64_t> next;  // number of records so far
   std::uint64_t epoch_ns, began_ns;   // the same moment by the calendar and by CLOCK_MONOTONIC
   std::uint64_t names;
   char unused[200];
@@ -51,7 +51,7 @@ struct State {
   std::atomic<Header*> header{nullptr};
 };
 State& state() {
-  static auto* const made = new State;  // never destroyed: calls come until the process has ended
+  static auto* const made = new State;  // never destroyed, since calls occur until the process ends
   return *made;
 }
 
@@ -66,7 +66,7 @@ void write_name(Header& header, std::size_t index, const char* name) {
   if (header.names <= index) header.names = index + 1;
 }
 
-// Return true if another process that lives has the file.
+// Return true if another running process has the file.
 bool taken(const std::string& path) {
   Header header{};
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -77,11 +77,11 @@ bool taken(const std::string& path) {
   return static_cast<pid_t>(header.pid) != getpid() && (kill(static_cast<pid_t>(header.pid), 0) == 0 || errno == EPERM);
 }
 
-// Make the file; null, and no recording, where that is impossible.
+// Create the file; null, without recording, if impossible.
 Header* made(State& s) {
   const std::string path = taken(s.path) ? s.path + "." + std::to_string(getpid()) : s.path;
   const std::size_t bytes = sizeof(Header) + s.capacity * sizeof(Record);
-  // A new file: the old one may be mapped by somebody who reads it.
+  // A new file, since a reader may have mapped the old one.
   unlink(path.c_str());
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   void* const mapped = file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0
@@ -119,7 +119,7 @@ void begin(const char* path, std::size_t records) noexcept {
   const Guarded guard(s.lock);
   s.path = path;
   s.capacity = records;
-  s.header.store(nullptr);  // an earlier file stays mapped, since a thread may be writing to it
+  s.header.store(nullptr);  // an earlier file stays mapped: a thread may be writing to it
   switched_on.store(!s.path.empty());
 }
 
@@ -147,7 +147,7 @@ void add(std::uint16_t call, std::uint64_t user, int result, std::array<std::uin
   Record& record = reinterpret_cast<Record*>(header + 1)[index % header->capacity];
   auto& number = reinterpret_cast<std::atomic<std::uint64_t>&>(record.number);
   number.store(0, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_release);  // a crash keeps the order in which the process wrote
+  std::atomic_signal_fence(std::memory_order_release);  // after a crash, the file has the order of the writes
   record.end_ns = end;
   record.arguments = arguments;
   record.ns = begin_ns == 0 ? 0 : static_cast<std::uint32_t>(std::min<std::uint64_t>(end - begin_ns, 0xffffffff));

@@ -1,5 +1,5 @@
-// Flight recorder: the newest calls of pools and of the CUDA driver with arguments, result and time, in a file that
-// survives a crash of the process. mempool.rehearsal.flight reads the file and replays the pools' calls.
+// Flight recorder: writes the newest calls of pools and of the CUDA driver, with arguments, result and time, to a file
+// that survives a crash of the process. mempool.rehearsal.flight reads the file and replays the pools' calls.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace mempool::flight {
 
-// Calls of pools and clients by number; functions of the driver have the numbers behind them. The comment names the
-// arguments in order; addresses and streams are numbers.
+// Calls of pools and clients by number; functions of the driver have the next numbers. Comments name the arguments in
+// order; addresses and streams are numbers.
 enum Call : std::uint16_t {
   device_made,     // index, kind, else_plain
   pool_made,       // small_bytes, max_reserved, share_streams, address of the pool object
@@ -52,11 +52,11 @@ enum Call : std::uint16_t {
 };
 
 struct Record {
-  std::uint64_t number;  // of all records, from 1; written last: 0 and numbers of an older lap are no whole record
+  std::uint64_t number;  // serial number, from 1; written last: a record with 0 or an older lap's number is incomplete
   std::uint64_t end_ns;  // CLOCK_MONOTONIC
   std::array<std::uint64_t, 4> arguments;
   std::uint32_t ns;  // that a call of the driver took
-  std::int32_t result;  // 0: success. Of the driver: its code; of the pool: 1 for "no"
+  std::int32_t result;  // 0: success; other values: the driver's error code, 1 for the pool
   std::uint32_t thread;
   std::uint16_t call, user;  // user: number of the client or the pool; 0 for the driver
 };
@@ -66,8 +66,8 @@ constexpr std::size_t kRecords = std::size_t{1} << 20;
 inline std::atomic<bool> switched_on{false};
 inline bool on() noexcept { return switched_on.load(std::memory_order_relaxed); }
 
-// Record all calls from now on. The file is made at the first of them; if another living process writes to a file of this
-// name, the name gets this process's number. An empty path ends the recording.
+// Start recording all calls. The first call creates the file; if another running process writes a file of this name,
+// this process's number is appended to the name. An empty path ends the recording.
 void begin(const char* path, std::size_t records = kRecords) noexcept;
 void leave() noexcept;  // in a forked child
 
@@ -80,7 +80,7 @@ void note(Call call, std::uint64_t user, int result, Numbers... numbers) noexcep
   if (on()) add(call, user, result, {static_cast<std::uint64_t>(numbers)...});
 }
 
-// Return an argument of the driver as a number; of an output, the value that was written.
+// Return an argument of the driver as a number; for an output argument, the written value.
 template <class T>
 std::uint64_t number(T argument, [[maybe_unused]] bool written) noexcept {
   using Target = std::remove_pointer_t<T>;

@@ -27,8 +27,8 @@ void Follower::enter(Pattern* pattern, const Table* table, std::uint32_t positio
   skipped_at_ = 0;
 }
 
-// Return true if another follower plays the table. A follower that stands still while this one advances does
-// not count, and a follower at the end of the table has little time to begin again.
+// Return true if another follower plays the table. A follower that stands still while this follower advances does not
+// count; at the end of the table, it counts for a shorter time.
 bool Follower::played(const Table& table) noexcept {
   const Follower* other = table.player;
   if (other == nullptr || other == this || !other->plays(table)) return false;
@@ -182,10 +182,9 @@ std::uint32_t Follower::agreement(std::uint32_t position) const noexcept {
   return agree;
 }
 
-// Step to the nearby position that most of the last sizes lead to. A longer distance requires more agreement:
-// two sizes within 32 positions, one more for each eightfold distance. Without marks, a position beyond the
-// end that is nearer than one behind belongs to the next iteration, because this iteration may have ended
-// early.
+// Step to the nearby position that agrees with most of the last sizes. A longer distance requires more agreement: two
+// sizes within 32 positions, one more for each eightfold distance. Without marks, this iteration may have ended early:
+// a nearer position beyond its end then means the next iteration.
 bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   const std::uint32_t length = table_->length();
   const bool goes_on = !marked && pattern_->cyclic && upcoming_ == nullptr &&
@@ -220,7 +219,7 @@ bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   return true;
 }
 
-// Skip to the only position that has this very size among the near ones to come.
+// Skip to the next position of exactly this size, if it is the only one among the near positions.
 bool Follower::skip_to(std::uint64_t size) noexcept {
   const std::uint32_t end = std::min(table_->length(), position_ + kNear);
   std::uint32_t place = end;
@@ -249,8 +248,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
   if (table_ != nullptr && position_ == table_->length() && strays_ == 0) {
     // Buffers allocated after a marked warm-up and before its mark may be long-lived, such as an optimizer's state.
     const bool ends_here = pattern_->cyclic ? !marked : !pattern_->marked;
-    // Unless the next iteration begins with this size, another pattern may start with this whole pattern and
-    // continue.
+    // Unless the next iteration begins with this size, another pattern may continue this pattern.
     if (!(ends_here && next_begins_with(pattern_, size)) && clean_ && switch_table(size, known)) return matched();
     if (!ends_here) {
       clean_ = false;
@@ -262,7 +260,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     if (expects(size)) return matched();
   }
   if (table_ != nullptr) {
-    if (skipped_at_ != 0 && count_ == skipped_at_ + 1) {  // nothing was left out: the size before was an extra one
+    if (skipped_at_ != 0 && count_ == skipped_at_ + 1) {  // no omission: the previous size was an extra allocation
       position_ = skipped_from_;
       last_stray_ = count_;
       if (expects(size)) return matched();
@@ -284,7 +282,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     clean_ = false;
   }
   const bool suspect = strays_ != 0 || differed_lately();
-  // In others than envelopes, a size that is left out belongs to another program, or to an exceptional iteration.
+  // Only iterations of an envelope omit sizes; in other patterns, an omission means another program or an exception.
   if (table_ != nullptr && !suspect && pattern_->is_envelope() && skip_to(size)) return matched();
   // Recurring differences mean a wrong position, however well single sizes match there.
   debt_ = differed_lately() ? debt_ + 1 : 1;
@@ -310,7 +308,7 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     debt_ = 0;
     if (resynchronise(known) || table_ != nullptr) return Match::none(Outcome::size_mismatch);
   }
-  // A program that has left all patterns for good should not pay for the search each time.
+  // A program that has left all patterns permanently should not pay for each search.
   if (strays_ > kStrayPatience && count_ % kStrayPatience != 0) return Match::none(Outcome::desynchronized);
   // The window ends with this allocation, so that the search finds the position of the *next* allocation.
   return Match::none(resynchronise(known) ? Outcome::size_mismatch : Outcome::desynchronized);

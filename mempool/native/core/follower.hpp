@@ -1,5 +1,5 @@
-// Position of one sequence of allocations in a pattern. This class holds the whole policy for divergence and
-// hands out positions, never addresses, so that a wrong guess costs hits and nothing else.
+// Position of one sequence of allocations in a pattern. This class has the whole policy for divergence, and returns
+// positions, not addresses, so that a wrong guess only costs hits.
 //
 // * Expected size: a match; advance.
 // * Unexpected size: either an extra allocation (the pattern continues at the same position) or a buffer with
@@ -7,16 +7,15 @@
 //   positions decides.
 // * First difference in an iteration: try another known pattern, or the part of another thread, that shares
 //   the prefix and either expects this size or has ended here.
-//   In an envelope, unless the size is that of one position among those that come soon: then the allocations before that position
-//   are left out, such as those of a sort that small batches do without. If the size that comes next shows that
-//   they are not, the follower returns.
-// * Second stray in a row, or a stray soon after another: step to the nearby position that most of the last
-//   sizes lead to, because allocations were left out or repeated.
+//   In an envelope, if exactly one of the next positions has this size, skip to that position, since small batches
+//   may omit allocations, such as those of a sort. If the next size contradicts the skip, return.
+// * Second stray in a row, or a stray soon after another: step to the nearby position that agrees with most of
+//   the last sizes, because allocations were omitted or repeated.
 // * kWindow strays in a row or in short succession: the only position in any known pattern that follows the
 //   last kWindow sizes; while a warm-up may last, in the warm-up only.
 //
-// A part has one player at a time: of several threads that do the same work, one replays and the others do
-// not disturb it.
+// A part has one player at a time: of several threads that do the same work, one thread replays without disturbance by
+// the others.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +26,7 @@
 
 namespace mempool {
 
-inline constexpr std::uint32_t kEarly = 32;    // positions; up to here an iteration counts as just begun
+inline constexpr std::uint32_t kEarly = 32;    // positions during which an iteration counts as just begun
 // allocations after which a difference no longer counts against the position
 inline constexpr std::uint64_t kForgiven = 64;
 
@@ -43,14 +42,14 @@ class Follower {
 
     static Match none(Outcome why) noexcept { return {nullptr, why, 0, false}; }
   };
-  // Fast path of next(): return the slot of the next allocation if the size is the expected one and nothing
-  // else happens there, else null. advance() then moves to the next position.
+  // Fast path of next(): return the slot of the next allocation if its size is as expected and no other event is due,
+  // else null. advance() then moves to the next position.
   const Slot* expected_slot(std::uint64_t size) const noexcept {
     if (boundary_ || strays_ != 0 || position_ == 0 || !expects(size)) return nullptr;
     return &slot_at(position_);
   }
-  // Return the allocation expected after `ahead` others, and its slot; without a slot beyond the iteration's end, and while the
-  // follower is out of step.
+  // Return the expected allocation after `ahead` further ones, and its slot; no slot beyond the iteration's end, or
+  // while desynchronized.
   struct Next {
     const Slot* slot = nullptr;
     std::uint64_t size = 0;
@@ -95,9 +94,8 @@ class Follower {
   }
   // Replace `old` by `fresh`, which serves the same sizes, at the same position.
   void replace(const Pattern* old, Pattern* fresh) noexcept;
-  // Follow a newly planned pattern if the last sizes match. A follower in step with another pattern continues
-  // there until the iteration ends: the fewest buffers, which may lie in slots of the new plan, are live
-  // then.
+  // Follow a newly planned pattern if the last sizes match. A follower in step with another pattern switches only at
+  // the iteration's end, when the fewest buffers, which may occupy slots of the new plan, are live.
   void take_up(Pattern* pattern) noexcept;
 
   std::uint32_t sequence() const noexcept { return sequence_; }
@@ -115,8 +113,7 @@ class Follower {
   Pattern* upcoming() const noexcept { return upcoming_; }
   // The pattern of the last iteration that ended; null if none was followed.
   Pattern* finished() const noexcept { return finished_; }
-  // Mark the follower as idle: the thread has ended and no other thread has taken over, so that the follower
-  // plays no part.
+  // Mark the follower as idle, without a part, since the thread has ended and no other thread has taken over.
   void set_idle(bool idle) noexcept { idle_ = idle; }
   // The place of the next allocation, and the most bytes that any of the patterns has there, if every allocation so far belongs
   // to the iteration and the iteration has just begun; else a size of 0.
@@ -151,7 +148,7 @@ class Follower {
   const Slot& slot_at(std::uint32_t position) const noexcept {
     return table_->slots[position * std::size_t{pattern_->unroll} + column_];
   }
-  // Return true if the next position is for this size. No other function may hand out a position.
+  // Return true if the next position is for this size. Only this function may permit a position.
   bool expects(std::uint64_t size) const noexcept {
     return table_ != nullptr && position_ < table_->length() &&
            (table_->fits(position_, size) || !MEMPOOL_GUARDED("own_size"));
@@ -218,12 +215,11 @@ class Follower {
   std::uint64_t rival_count_ = 0, rival_since_ = 0;
 };
 
-// Return true if a marked iteration of `sequence` with these sizes follows the pattern to the iteration's end without a miss.
+// Return true if a marked iteration of `sequence` with these sizes follows the pattern to its end without a miss.
 // May throw std::bad_alloc.
 bool leads_through(const Pattern& pattern, std::uint32_t sequence, const std::uint64_t* sizes, std::size_t count);
 
-// The next uses of a follower's plan, each announced once and within a window, for a device that prefetches
-// memory.
+// Announces upcoming uses of a follower's plan, each once and within a window, to a device that prefetches memory.
 class Lookahead {
  public:
   // Call `tell(offset, bytes)` for upcoming buffers, after an allocation that was served at the planned

@@ -35,8 +35,8 @@ class ForeignUses {
   // Free a buffer with foreign uses. Allocates no memory.
   void free(Address address, Stream stream) noexcept;
 
-  // Return and forget the oldest freed buffer whose using streams have completed, or an address of 0. Call
-  // repeatedly until the result is 0: the knowledge that a stream is busy is kept until a call with `begin`.
+  // Return and forget the oldest freed buffer whose using streams have completed, or an address of 0. Call repeatedly
+  // until the result is 0. A call with `begin` queries busy streams again.
   Freed next(bool begin) noexcept;
   // Mark all freed buffers as completed, after a device synchronization.
   void synchronized() noexcept;
@@ -60,7 +60,7 @@ class ForeignUses {
   struct Known {
     Stream stream;
     std::size_t uses;     // buffers that the stream uses, live and freed
-    std::size_t waiting;  // the freed ones of these
+    std::size_t waiting;  // freed buffers among `uses`
   };
   void record(Use& use) noexcept;
   bool record_again(By& by) noexcept;

@@ -25,7 +25,7 @@ class Live {
   inline static std::atomic<std::int64_t> count_{0};
 };
 
-// The same count for reservations of address space, of arenas and segments alike, which are no objects.
+// Count of reservations of address space, of arenas and segments, which are no objects.
 struct Reservation {
   static void made() noexcept { count().fetch_add(1, std::memory_order_relaxed); }
   static void gone() noexcept { count().fetch_sub(1, std::memory_order_relaxed); }

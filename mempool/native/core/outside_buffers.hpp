@@ -1,5 +1,4 @@
-// Live buffers that the framework's own allocator serves beside the arena, known to the pool for their
-// lifetimes and counts only.
+// Live buffers that the framework's own allocator serves, of which the pool records only lifetimes and counts.
 #pragma once
 
 #include <deque>
@@ -31,7 +30,7 @@ class OutsideBuffers {
     buffers_.insert(address, buffer);
   }
   Buffer* find(Address address) const noexcept { return buffers_.find(address); }
-  // Return and forget the buffer at this address; nothing was requested for a buffer that is not known.
+  // Return and forget the buffer at this address; an unknown buffer has 0 requested bytes.
   Buffer take(Address address) noexcept {
     Buffer* const buffer = buffers_.erase(address);
     if (buffer == nullptr) return {};

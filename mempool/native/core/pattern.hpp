@@ -1,5 +1,4 @@
-// A recurring iteration in the form that the pool replays: the expected sizes in order and the planned
-// address of each.
+// A recurring iteration for replay: the expected sizes in order, and the planned address of each.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +79,7 @@ struct Pattern : Live<Pattern> {
   std::uint64_t iterations = 0;  // begun
   std::uint64_t last_used = 0;   // the client's iteration number at the last use
   unsigned unused = 0;  // consecutive rounds of retire_unused_patterns() in which no sequence followed the pattern
-  bool dormant = false;            // dormant: unused for so long that no arena is kept for the pattern
+  bool dormant = false;            // unused for so long that no arena is kept for the pattern
   ExponentialBackoff arena_backoff{4, 1024};          // in iterations of the client; backoff after an arena was refused
   std::vector<std::pair<Offset, Offset>> arena_ranges;  // ranges of the pattern's buffers, disjoint and in order
 

@@ -132,17 +132,17 @@ Pool::Given Pool::last_resort(std::size_t bytes, Stream stream) {
   }
   shrink_arena();
   given = from_segments(bytes, stream, Segments::Effort::last_resort);
-  // Giving up the plan is better than an out-of-memory error: the arena's free memory may suffice in total
-  // although no single hole is large enough.
+  // Rather give up the plan than raise an out-of-memory error: the arena's free memory may suffice in total although no
+  // single hole does.
   if (given.address != 0 || !fits_in_arena_pages(bytes) || !convert_arena_to_segments(stream)) return given;
   trim();
   return from_segments(bytes, stream, Segments::Effort::last_resort);
 }
 
-// Reassign idle memory of other streams. No notification tells that a stream was destroyed, and memory freed
-// on one stream serves no other. If more such memory lies idle than was ever in use, the pool waits for the
-// device before asking for more, and the idle memory goes to the requesting stream. If a stream that lost
-// memory in this way returns, the stream is alive, and the share of idle memory left alone doubles.
+// Reassign idle memory of other streams. Destroyed streams are not reported, and memory freed on one stream serves no
+// other. If more such memory is idle than was ever in use, the pool waits for the device and reassigns the idle memory
+// to the requesting stream, instead of reserving more. If a stream that lost memory returns, the permitted share of
+// idle memory doubles.
 void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
   const std::size_t used = source_.reserved().current - arena_.bytes() - segments_.retained();
   peak_outside_arena_ = std::max(peak_outside_arena_, used + bytes);
@@ -165,7 +165,7 @@ void Pool::reassign_idle_memory(std::size_t bytes, Stream stream) {
 Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept {
   try {
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
-    // under a budget, holes are the last resort within the budget: long-lived buffers do not belong there
+    // under a budget, holes are the last resort, since long-lived buffers would block plans
     const bool budget = source_.has_budget();
     if (given.address == 0 && holes && arena_.state() != ArenaState::draining && !budget) given = from_hole(bytes, stream, false);
     if (given.address == 0) reassign_idle_memory(bytes, stream);

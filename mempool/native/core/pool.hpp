@@ -97,7 +97,7 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
     occupancy_.take_slot(slot.index, end);
     return arena_.base() + slot.offset;
   }
-  // Return true if, as far as known, memory for a second arena of the same size is available beside this one.
+  // Return true if memory for a second arena of the same size is known to be available.
   bool fits_twice() noexcept;
   // called at a boundary; ends the arena drain unless a pattern needs a larger arena
   void end_drain_unless_needed() noexcept;
@@ -107,9 +107,9 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   // Rebuild the planned slots from the starts of all patterns of all clients. Call after a pattern is added
   // or removed. May throw std::bad_alloc.
   void rebuild_slots();
-  // Shrink the arena to `bytes` (default: the need of the largest pattern that is not dormant), but not below
-  // the end of the last live range. An arena that cannot shrink and grow in place is only released, never
-  // shortened: a larger one could be allocated again only at a moment with no live range in it.
+  // Shrink the arena to `bytes` (default: the need of the largest pattern that is not dormant), but not below the end
+  // of the last live range. An arena that cannot shrink and grow in place is only released, never shortened, since it
+  // could be enlarged again only while empty.
   void shrink_arena() noexcept { shrink_arena(planned_bytes()); }
   void shrink_arena(std::size_t bytes) noexcept;
 
@@ -120,12 +120,12 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
     bool fresh = false;       // reads as zeros
   };
   Address allocate_small(std::size_t bytes, Stream stream) noexcept;
-  // `holes`: the arena's holes may serve the request; else they do only before memory runs out.
+  // `holes`: the arena's holes may serve the request; otherwise they serve it only before memory runs out.
   Given allocate_dynamic(std::size_t bytes, Stream stream, bool holes) noexcept;
 
   // Live buffers that the framework's own allocator serves.
   OutsideBuffers& outside() noexcept { return outside_; }
-  // Allocate in any hole of the arena, although a plan may need the place; 0: no hole is large enough.
+  // Allocate in any hole of the arena, even if a plan may need the range; 0: no hole is large enough.
   Given allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
   // The same in a hole that no plan shares between streams; may throw std::bad_alloc.
   Address from_idle_hole(std::size_t bytes, Stream stream);
@@ -134,8 +134,8 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   // this offset, or the own offset of a buffer at a planned slot in the arena; kDynamic: none.
   void note_planned_offset(Address address, Offset place) noexcept;
   Offset planned_offset_of(Address address) noexcept;
-  // Take the given range of the arena, regardless of the plan's next use of the range. Address 0: the range
-  // is not free.
+  // Allocate the given range of the arena, regardless of the plan's next use of the range. Address 0: the range is not
+  // free.
   Given take_place(Offset begin, std::size_t bytes, Stream stream);
 
   // Resize the fallback's buffer `old` to `bytes` and keep the contents without a copy, possibly at another
@@ -221,8 +221,8 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   void release_graph(GraphPools::Id id) noexcept;
   const GraphPools& graphs() const noexcept { return graphs_; }
   bool capturing(GraphPools::Id id) noexcept { return graphs_.begun(id); }
-  // Neither wait for the device nor record events while `held`, because a graph is captured whose memory is the
-  // framework's.
+  // Neither wait for the device nor record events while `held`: a graph is captured, with memory of the framework's
+  // allocator.
   void hold(bool held) noexcept;
   unsigned graph_uses(GraphPools::Id id) noexcept { return graphs_.uses(id); }  // begins without a release
   // Return true if the request belongs to a graph; `given` is then the graph's answer.
@@ -275,7 +275,7 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   void layout_changed() noexcept { ++layouts_; }
   // changes of the arena layout of any client's plans
   std::uint64_t layouts() const noexcept { return layouts_; }
-  // keeps as much free memory as the client with the largest retained limit asks for
+  // retains as much free memory as the client with the largest retained limit requests
   void apply_retained_limits() noexcept;
 
   const PoolOptions& options() const noexcept { return options_; }
@@ -294,7 +294,7 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   std::size_t live_blocks() const noexcept {
     return occupancy_.alive() + segments_.blocks() + small_.blocks() + graphs_.blocks() + outside_.size();
   }
-  // the device is told about upcoming uses
+  // true: the device is informed of upcoming uses
   bool foresees() const noexcept { return source_.traits().prefetches; }
   void set_forked() noexcept { forked_ = true; }
   bool forked() const noexcept { return forked_; }

@@ -21,8 +21,8 @@ void Pool::arena_changed(ArenaEvent event, std::size_t before, std::size_t after
   for (Client* const client : clients_) client->decide(Decision::arena, 0, static_cast<std::uint64_t>(event), 0, after == 0 ? before : after);
 }
 
-// Take an arena while there is none; return true if all of it is there. On a device with pages, reserve ample address
-// space so that a later plan can grow the arena in place.
+// Take an arena while there is none; return true if it has all `bytes`. On a device with pages, reserve ample address
+// space, so that a later plan can grow the arena in place.
 bool Pool::take_new_arena(std::size_t bytes) noexcept {
   const bool paged = source_.traits().page != 0;
   const std::size_t roomy = std::max(bytes * 4, std::size_t{64} << 30);
@@ -102,8 +102,7 @@ std::ptrdiff_t Pool::room() const noexcept {
   return arena_.bytes() == 0 ? left : std::max(left, static_cast<std::ptrdiff_t>(occupancy_.largest_hole(arena_.bytes())));
 }
 
-// Return true if, as far as known, the limit and the device allow such an arena once all free memory is given
-// back.
+// Return true if limit and device seem to permit such an arena after the release of all free memory.
 bool Pool::could_be_reserved(std::size_t arena_bytes, bool in_place) noexcept {
   const std::size_t stays = segments_.kept_bytes() + (in_place ? arena_.bytes() : 0);
   return fits_with(stays, arena_bytes - (in_place ? arena_.bytes() : 0));

@@ -1,5 +1,4 @@
-// The memory and the buffers of a pool at one moment: plain columns, taken under the pool's lock and read
-// without the lock.
+// Snapshot of a pool's memory and buffers: plain columns, taken under the pool's lock and read without it.
 #pragma once
 
 #include <cstdint>

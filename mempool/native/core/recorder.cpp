@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kEvent = sizeof(RecordedEvent);
 
-// Call `some(done)` until all bytes are transferred; false: an error, or the end of the file.
+// Call `some(done)` until all bytes are transferred; false: an error, or the file's end.
 template <class Some>
 bool all_of(std::size_t bytes, Some some) noexcept {
   for (std::size_t done = 0; done < bytes;) {

@@ -15,8 +15,8 @@
 namespace mempool {
 
 struct RecordedEvent {
-  // handover: a free of a buffer whose memory goes to the next event's allocation, which grew or shrank in
-  // place; the program sees the new buffer before the end of the old one. use: by a stream other than the
+  // handover: the free of a buffer that was resized in place; the next event is the allocation of the resized buffer in
+  // the same memory, which the program sees before the end of the old buffer. use: by a stream other than the
   // buffer's own. step, begin, end: marks. The following kinds occur in a history only: memory that the
   // device gave (a whole reservation, or pages of one) or got back.
   enum Kind : std::uint32_t {

@@ -2,9 +2,9 @@
 //
 //   idle --begin--> recording --settled, improvable, fruitless, failed--> backed off --resume--> recording
 //
-// The planner sends events; `kRecordingTransitions` alone says which state follows. While a plan is followed, a
-// share of misses greater than before ends a pause. In all cases the pause also ends after a number of allocations,
-// longer after each recording in vain, unless the plan cannot be improved.
+// The planner sends events; `kRecordingTransitions` determines the next state. While a plan is followed, a higher miss
+// rate ends a pause. Unless the plan cannot be improved, a pause also ends after a number of allocations, which grows with
+// each fruitless recording.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace mempool {
 
 enum class RecordingState : std::uint8_t {
-  idle,       // records when the program or the planner says so
+  idle,       // records when the program or the planner requests it
   recording,
   backed_off  // records again when the pause is over
 };
@@ -27,10 +27,10 @@ enum class RecordingEvent : std::uint8_t {
   planned,     // a pattern was planned for the first time
   replanned,   // a known pattern was planned again
   settled,     // the program has long followed plans that cannot be improved
-  improvable,  // the same, with plans that may be improved later
+  improvable,  // as settled, with plans that may be improved later
   fruitless,   // recording has long shown nothing new; some allocations may never follow a plan
-  failed,      // planning failed, or a plan was useless: record nothing for some time, whatever the misses
-  dropped      // no plan is left; an unfinished pause goes on, as this is a single failure
+  failed,      // planning failed, or a plan was useless: do not record for some time, regardless of misses
+  dropped      // no plan remains; a pause continues, since this is a single failure
 };
 inline constexpr std::array<const char*, 3> kRecordingStateNames = {"idle", "recording", "backed_off"};
 inline constexpr std::array<const char*, 10> kRecordingEventNames = {
@@ -50,7 +50,7 @@ inline constexpr std::array<std::array<RecordingState, kRecordingEventNames.size
 // Tunables of the pauses.
 struct RecordingOptions {
   double ignored_miss_rate = 1.0 / 1000;  // miss rate that never justifies recording again
-  std::uint64_t changed_score = 12;       // score of misses at which a pattern counts as changed for good
+  std::uint64_t changed_score = 12;       // score of misses at which a pattern counts as permanently changed
   // Smallest and largest pause, in allocations. A pause is four times the length of the recording before it, at least
   // four times the smallest, and doubles with each failure: short enough that a new pattern is planned soon, rare
   // enough to cost nothing.
@@ -73,7 +73,7 @@ class RecordingSchedule {
       case RecordingEvent::end: break;
       case RecordingEvent::begin:
       case RecordingEvent::resume:
-        if (now.allocations < pause_until_) unimproved_ = 0;  // begins before the pause is over
+        if (now.allocations < pause_until_) unimproved_ = 0;  // recording starts before the pause ends
         since_ = now;
         began_ = now.allocations;
         break;
@@ -135,7 +135,7 @@ class RecordingSchedule {
   RecordingState state_ = RecordingState::idle;
   Counts since_;             // counters when recording began or ended, or when the latest plan was made
   std::uint64_t began_ = 0;
-  unsigned fruitless_ = 0;   // consecutive recordings in vain
+  unsigned fruitless_ = 0;   // consecutive fruitless recordings
   unsigned unimproved_ = 0;  // consecutive recordings that found no better plan than the followed one
   std::uint64_t pause_until_ = kNever;  // number of allocations at which the pause ends
   // share and score of misses that end the pause while a plan is in effect

@@ -27,7 +27,7 @@ class Replay {
     reserved.resize(count);
   }
 
-  // Replay until there may be something to plan, for at most `most` events; return true if events are left.
+  // Replay at most `most` events, until the planner may have work; return true if events remain.
   bool go(std::int64_t most) {
     const std::int64_t end = std::min(events_.count, next_ + most);
     bool news = false;

@@ -1,6 +1,5 @@
-// All locks, atomics and thread-local objects of the core, in one file so that a test build can replace them:
-// the simulated world's threads are fibers, and each of these operations is a point where another fiber may
-// continue.
+// All locks, atomics and thread-local objects of the core, so that a test build can replace them: the simulated world's
+// threads are fibers, which may switch at each of these operations.
 #pragma once
 
 #ifdef MEMPOOL_WORLD

@@ -1,7 +1,7 @@
 // Memory of one kind (see cuda_memory.hpp), streams and events of a CUDA device, through the driver.
 //
-// Any thread may call, whatever context is current and whatever graph is being captured: each call makes the
-// device's primary context current and relaxes the thread's capture mode, and restores both. A stream below
+// Any thread may call, with any current context and during any capture: each call makes the device's primary context
+// current and relaxes the thread's capture mode, and restores both. A stream below
 // zero is the per-thread default stream of some thread (see threads.hpp). From other threads no event
 // can be recorded on such a stream and no wait queued there, so that work that must come after the stream's
 // work waits for the device. Calls that the driver refuses are counted (errors()), and an order that cannot
@@ -23,9 +23,9 @@ class CudaDevice final : public Device {
  public:
   static constexpr int kUnbound = -1;
 
-  // `index`: the driver's number of the visible device, or kUnbound: set later by bind(). The constructor
-  // neither starts the driver nor creates a context: the first call that needs them does, and fails if the
-  // device does not exist. Throws std::runtime_error if the driver is too old for this kind of memory.
+  // `index`: the driver's number of the visible device, or kUnbound: set later by bind(). The constructor neither
+  // starts the driver nor creates a context. The first call that needs them does, and fails if the device does not
+  // exist. Throws std::runtime_error if the driver is too old for this kind of memory.
   // `else_plain`: use plain memory on a device without growing memory. The device is then unbound until
   // bind() starts the driver and looks; with an index, bind() accepts that index only.
   CudaDevice(int index, const CudaDriver& driver, CudaKind kind = CudaKind::plain, bool else_plain = false);

@@ -18,7 +18,7 @@ struct DeviceTraits {
   std::size_t shared_segment;  // bytes of a segment that several blocks share
   std::size_t large;           // requests of at least this many bytes get their own segment
   bool fresh_is_zero;          // newly committed memory reads as zeros
-  // releasing memory waits for all queued work: do so only where a wait is needed anyway
+  // releasing memory waits for all queued work, so release only when a wait is needed anyway
   bool slow_return = false;
   std::size_t granule = 0;     // bytes; every reservation is rounded up to a multiple
   bool prefetches = false;  // more may be reserved than the device holds; prefetch() fetches upcoming buffers
@@ -61,8 +61,8 @@ class Device {
   // Events order streams; a device without streams answers at once.
   virtual Event record(Stream stream) noexcept = 0;
   virtual bool query(Event event) noexcept = 0;
-  // Return true if later queries of the event can say more than now: false if the event could not be recorded
-  // or became part of a graph.
+  // Return true if a later query of the event can have another result; false if the event could not be recorded or
+  // became part of a graph.
   virtual bool tells(Event) const noexcept { return true; }
   virtual bool may_record(Stream) noexcept { return true; }  // true: an event recorded now would be queryable
   // Let the stream's later work wait for the event. False: that work may begin before the event has occurred.

@@ -1,9 +1,9 @@
 // Hosted memory: the blocks come from another allocator, the *host*, such as PyTorch's own one.
 //
-// A host may run any code when asked, for example observers that wait for the interpreter's lock or that free
-// buffers of the pool. It is therefore never called while a pool's lock is held: a pool *requests* a block,
-// the adapter gets the block from the host after the lock is released and *offers* the block, and the pool's
-// next attempt takes it. Released blocks wait in a list until the adapter hands them back.
+// A call of the host may run any code, for example observers that wait for the interpreter's lock or that free buffers
+// of the pool. The host is therefore never called while a pool's lock is held: a pool *requests* a block; after the
+// release of the lock, the adapter gets the block from the host and *offers* it; the pool's next attempt takes the
+// block. Released blocks wait in a list until the adapter returns them.
 #pragma once
 
 #include <utility>
@@ -16,8 +16,8 @@ namespace mempool {
 
 class HostedMemory {
  public:
-  // Return true if a block of at least `bytes` has to be requested first, which this call does; false: an
-  // offered block is there, or the host has just refused one of this size.
+  // Request a block of at least `bytes`, and return true; false: an offered block exists, or the host has just refused
+  // this size.
   bool request(std::size_t bytes) noexcept {
     const Guarded guard(lock_);
     if (offered_bytes_ >= bytes || bytes >= refused_) return false;
@@ -37,14 +37,14 @@ class HostedMemory {
     offered_bytes_ = block == 0 ? 0 : bytes;
     refused_ = block == 0 ? bytes : kNoRefusal;
   }
-  // Return and forget an offered block that the pool has not taken, or 0; a refusal is forgotten too.
+  // Return and forget an offered block that the pool has not taken, or 0; forget a refusal, too.
   Address end_offer() noexcept {
     const Guarded guard(lock_);
     refused_ = kNoRefusal;
     offered_bytes_ = 0;
     return std::exchange(offered_, 0);
   }
-  // Ask how many more bytes the host could give; the adapter answers before the next request.
+  // Request the number of bytes that the host could still give; the adapter answers before the next request.
   void ask_room() noexcept { any_request().store(true); }
   void set_room(std::size_t bytes) noexcept { room_.store(bytes); }
   std::size_t room() const noexcept { return room_.load(); }

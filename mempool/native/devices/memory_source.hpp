@@ -161,15 +161,14 @@ class MemorySource {
     let_go(address, bytes, committed);
     return true;
   }
-  // Release memory that no queued work uses, or at a pool's end, when no owner is left to keep it: a device
-  // that cannot be waited for handles this itself.
+  // Release memory that no queued work uses, or at a pool's end, when no owner could keep it: a device without a
+  // possible wait defers the release itself.
   void release_anyway(Address address, std::size_t bytes, std::size_t committed) noexcept {
     if (traits_.page == 0 || committed != 0) wait_for_users();
     let_go(address, bytes, committed);
   }
 
-  // Order streams: work queued on `then` from now on runs after all work queued on `first` so far. False: the
-  // order could not be established.
+  // Order streams: later work of `then` runs after all present work of `first`. False: impossible.
   bool order(Stream first, Stream then) noexcept {
     if (!MEMPOOL_GUARDED("stream")) return true;
     const Event event = LiveEvents::record(device_, first);

@@ -7,8 +7,8 @@ namespace mempool {
 namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 62;
-// At a new high-water mark, at most 1/kIdleShare of the mark may be idle. Where pages return singly and waits are
-// dear, as in growing memory of a GPU, little is lost by returning more: at 1/8 the loops of tests/gpu held up to
+// At a new high-water mark, at most 1/kIdleShare of the mark may be idle. If pages are released singly, as in growing
+// memory of a GPU, releasing more costs little: at 1/8 the loops of tests/gpu held up to
 // 12 % more at most than was alive, at 1/16 up to 4.4 %, at 1/64 up to 3.6 % (tests/benchmarks/planned_in_advance.py).
 constexpr std::size_t kIdleShare = 8, kIdleShareInPages = 16;
 // Without page-wise return, a rest of at least 1/kLeastRest of the size of a large request is split off for
@@ -97,10 +97,10 @@ bool Segments::sets_mark(std::size_t bytes) const noexcept {
   return source_.reserved().current + bytes > source_.reserved().peak;
 }
 
-// Release idle memory before a new high-water mark is set, whatever may be retained: the oldest first. With
-// varying sizes, each size would otherwise get a separate segment that fits no other size. If releasing waits
-// for the device, release only the missing bytes, only of the stream's own memory, and in the long run only
-// an unnoticeable amount, because released memory may have to be allocated again, without end.
+// Release idle memory before a new high-water mark is set, the oldest first, regardless of the retained limit.
+// Otherwise varying sizes would get separate segments that fit no other size. If a release waits for the device,
+// release only the missing bytes, only of the stream's own memory, and in total only a small amount, because released
+// memory may have to be allocated again and again.
 void Segments::make_way(std::size_t bytes, Stream stream) noexcept {
   if (source_.held()) return;
   const Gauge& reserved = source_.reserved();
@@ -285,9 +285,9 @@ Block* Segments::reuse(std::size_t bytes, bool large, Stream stream, Effort effo
   return rest > bytes / 8 && (rest < source_.traits().large || source_.has_budget()) ? nullptr : block;
 }
 
-// Use free memory that reuse() would leave for others, however badly the block fits, before a segment sets a
-// new high-water mark. Blocks of large segments also serve requests that are not much smaller than large. Not
-// used where pages can be returned singly, or where a budget makes free blocks go back whole.
+// Before a segment sets a new high-water mark, use even badly fitting free memory that reuse() leaves for other
+// requests. Blocks of large segments also serve requests that are not much smaller than large. Not used if pages can be
+// released singly, or if a budget releases free blocks whole.
 Block* Segments::squeeze(std::size_t bytes, bool large, Stream stream) const noexcept {
   if (!splits_finely()) return nullptr;
   Block* const block = reuse(bytes, large, stream, Effort::last_resort);

@@ -1,5 +1,5 @@
-// Copies between a GPU and page-locked host memory, in the order that events give. All calls go to the driver, without an operation
-// of a framework; they return before the work is done.
+// Copies between a GPU and page-locked host memory, ordered by events. All calls go to the driver, without an operation
+// of a framework, and return before the work is done.
 #pragma once
 
 #include <memory>
@@ -43,8 +43,8 @@ class StreamEvent {
   CuEvent event_ = nullptr;
 };
 
-// The functions throw std::runtime_error with the driver's refusal. They work in the context that is the thread's current one when
-// the object is made, from any thread.
+// The functions throw std::runtime_error with the driver's refusal. From any thread, they use the context that was
+// current when the object was made.
 class CudaCopies {
  public:
   explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {

@@ -13,8 +13,8 @@
 
 namespace mempool {
 
-// Free ranges, sorted by place and by length. Offsets and sizes in bytes. Not thread-safe: Python calls it with the interpreter's
-// lock. In Python itself, Ctrl-C could come in the middle of a change.
+// Free ranges, sorted by offset and by length, in bytes. Not thread-safe: Python calls it with the interpreter's lock.
+// In C++, unlike in Python, Ctrl-C cannot interrupt a change.
 class FreeList {
  public:
   using Size = std::int64_t;
@@ -33,7 +33,7 @@ class FreeList {
     return take(ranges_.find(found->second), found->second, pages(size));
   }
 
-  // Take the end of the last free range that is large enough, away from other places.
+  // Allocate the end of the last sufficient free range.
   std::optional<Size> allocate_last(Size size) {
     for (auto at = ranges_.rbegin(); at != ranges_.rend(); ++at)
       if (at->second >= pages(size)) return take(std::prev(at.base()), at->first + at->second - pages(size), pages(size));
@@ -116,8 +116,8 @@ class TakenRange {
 
   FreeList::Size at() const { return at_; }
 
-  // Take `size` bytes from page `at` on; if some are taken, as far back as possible; for a negative `at`, the best fit. Null if
-  // no range is large enough.
+  // Allocate `size` bytes at offset `at` if free, else at the highest offset; for a negative `at`, the best fit. Null
+  // if no range suffices.
   static std::shared_ptr<TakenRange> of(const std::shared_ptr<FreeList>& list, FreeList::Size size, FreeList::Size at) {
     if (at < 0 || !list->allocate_at(at, size)) {
       const auto found = at < 0 ? list->allocate(size) : list->allocate_last(size);

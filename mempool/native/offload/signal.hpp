@@ -1,4 +1,4 @@
-// Event that is set once, for waits that Ctrl-C cannot leave half-done, as it can those of Python's module `threading`.
+// Event that is set once. Unlike in Python's module `threading`, Ctrl-C cannot interrupt a wait halfway.
 #pragma once
 
 #include <chrono>

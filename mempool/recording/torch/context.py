@@ -1,4 +1,4 @@
-"""The place of an operation in the program: thread, module and phase."""
+"""Context of an operation in the program: thread, module and phase."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
     from mempool.recording.torch.ledger import Ledger
 
-#: Phases of a row. RECOMPUTE is the recomputation of a checkpoint, part of the backward to the program.
+#: Phases of a row. RECOMPUTE is the recomputation of a checkpoint within the backward pass.
 NONE, FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(5)
 
-#: Most module bounds that are remembered, those of some thousand steps; beyond that the first half is
-#: dropped.
+#: Most remembered module bounds, enough for some thousand steps; then the first half is dropped.
 MOST_BOUNDS = 1 << 20
 
 _task = torch._C._current_graph_task_id
@@ -53,12 +52,12 @@ class Here:
 
 
 class Context:
-    """Tracker of modules, optimizers and the backward by hooks, while entered.
+    """Tracker of modules, optimizers and the backward pass, with hooks between `enter` and `leave`.
 
     Attributes:
-        threads: the threads observed, by their ident.
-        optimizers: for each running step, the graph task and the depth of modules at which the step began.
-        told: the phase declared by the user, until the next declaration; FORWARD if there is none.
+        threads: the observed threads, by ident.
+        optimizers: for each running step, the graph task and the depth of modules at its begin.
+        told: the phase that the user declared last; FORWARD without a declaration.
     """
 
     def __init__(self, ledger: Ledger, step: Callable[[], None]) -> None:
@@ -71,13 +70,13 @@ class Context:
         self._hooked: dict[int, weakref.ref[Any]] = {}
         self._handles: list[Any] = []
         self._watched: weakref.ref[Any] | None = None
-        # Autograd numbers its nodes in the order of the forward: the node numbers at which modules begin and
-        # end.
+        # Node numbers of autograd at which modules begin and end; nodes are numbered in the forward pass's
+        # order.
         self._bounds: list[int] = [0]
         self._modules_at: list[int] = [-1]
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.optimizers: list[tuple[int, int]] = []
-        self._stepping: Any = None  # the code that runs around an optimizer's step
+        self._stepping: Any = None  # the code around an optimizer's step
         self.told = FORWARD
 
     @property
@@ -88,7 +87,7 @@ class Context:
     # --- tensors that the program holds
 
     def add_module(self, root: torch.nn.Module, path: str | None = None) -> None:
-        """Claim the tensors of a module and all submodules, and register their paths."""
+        """Claim the tensors of a module and its submodules, and register their paths."""
         top = type(root).__name__ if path is None else path
         for name, module in root.named_modules():
             if module not in self._paths:
@@ -97,7 +96,7 @@ class Context:
         self.own_module(root)
 
     def own_module(self, root: torch.nn.Module) -> None:
-        """Claim the current tensors of a module and all submodules."""
+        """Claim the present tensors of a module and its submodules."""
         for module in root.modules():
             number = self._paths.get(module, -1)
             for parameter in module._parameters.values():
@@ -185,10 +184,10 @@ class Context:
         else:
             self.add_module(module)
         if self._watch_inputs(module):
-            self._own_inputs(args)  # this call began before the hook was installed
+            self._own_inputs(args)  # the hook misses this call
 
     def _watch_inputs(self, module: torch.nn.Module) -> bool:
-        """Claim the module's inputs, also by keyword, from the next call on; return false if done before."""
+        """Claim the module's inputs, also by keyword, from the next call; return false if done before."""
         if module in self._roots:
             return False
         self._roots.add(module)
@@ -221,7 +220,7 @@ class Context:
                 del self._bounds[1 : MOST_BOUNDS // 2], self._modules_at[1 : MOST_BOUNDS // 2]
 
     def _is_stepping(self) -> bool:
-        """Return true if this thread is in an optimizer's step, which may have raised without an end hook."""
+        """Return true if this thread is inside an optimizer's step; a failed step calls no end hook."""
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code is not self._stepping:
             frame = frame.f_back

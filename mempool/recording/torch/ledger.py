@@ -1,4 +1,4 @@
-"""The buffer of each living storage, and the buffer's role in the program."""
+"""Ledger of the buffers of living storages, and of their roles in the program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPRESSED = {
 
 
 def is_wrapper(kind: Any) -> bool:
-    """Return true if tensors of this class keep their memory in other tensors, as DTensor does."""
+    """Return true if tensors of this class, such as DTensor, have their memory in other tensors."""
     return (
         issubclass(kind, torch.Tensor)
         and not issubclass(kind, FakeTensor)
@@ -38,7 +38,7 @@ def is_wrapper(kind: Any) -> bool:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold the memory of a tensor: itself, its parts, or none if unknown."""
+    """Yield the tensors with a tensor's memory: itself, or its parts; empty if unknown."""
     if hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor):
         for name in tensor.__tensor_flatten__()[0]:
             if isinstance(part := getattr(tensor, name), torch.Tensor):
@@ -66,12 +66,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storages_in(value: Any) -> Sequence[tuple[torch.Tensor, Any]]:
-    """Return the storages of an argument or result of an operation, each with a tensor inside."""
+    """Return the storages of an argument or result of an operation, each with one of its tensors."""
     kind = type(value)
     if kind in _PLAIN:
         try:
             return ((value, value.untyped_storage()),)
-        except (NotImplementedError, RuntimeError):  # a sparse tensor, or an opaque one
+        except (NotImplementedError, RuntimeError):  # a sparse or opaque tensor
             return [(plain, plain.untyped_storage()) for plain in plain_tensors(value)]
     if kind is list or kind is tuple:
         if _PLAIN.issuperset(map(type, value)):  # the long lists of foreach operations
@@ -95,7 +95,7 @@ class Known(weakref.ref[Any]):
     """A living storage.
 
     Attributes:
-        key: the storage's ``id``, which another storage may get after this one's end.
+        key: the storage's ``id``, which Python may reuse after the storage's end.
         buffer: the number in the trace.
         size: bytes.
         device: number of the device.
@@ -114,18 +114,18 @@ class Known(weakref.ref[Any]):
 
 
 class Ledger:
-    """The living storages met so far, by identity.
+    """Registry of the living storages seen so far, by identity.
 
-    A storage's Python object lives as long as the storage, so a weak reference to that object reports the
-    storage's end. The end may come at any moment, in any thread, and only appends a row.
+    A storage's Python object lives as long as the storage, so a weak reference to it reports the storage's
+    end. The end may occur at any moment, in any thread, and only appends a row.
 
     Attributes:
         known: the living storages, by ``id``.
-        devices: the devices met so far, in order.
+        devices: the devices seen so far, in order.
         categories: for each buffer, the strength of the claim, and the category.
-        mode: the fake mode whose tensors count as memory; tensors of other fake modes, which DTensor uses to
-            infer shapes, do not.
-        apart: true once an operation of a wrapper was decomposed, which may infer shapes so.
+        mode: the fake mode whose tensors count as memory, unlike tensors of other fake modes, with which
+            DTensor infers shapes.
+        apart: true once a wrapper's operation was decomposed, which may infer shapes with another fake mode.
         modules: number of the module that owns a buffer, if other than the module that made the buffer.
     """
 
@@ -140,19 +140,19 @@ class Ledger:
         self.mode: Any = None
         self.apart = False
         self._outside: dict[int, Known] = {}  # storages that no operation made, by address
-        self._others: dict[int, list[int]] = {}  # an entry for each storage of a buffer beyond the first
+        self._others: dict[int, list[int]] = {}  # additional storages of shared buffers
 
     def meet(
         self, tensor: torch.Tensor, storage: Any, head: int, time_ns: int, *, made: bool
     ) -> Known | None:
-        """Register a storage at the first appearance; return None if the storage is no memory.
+        """Register a storage when first seen; return None if the storage has no memory.
 
         Args:
             tensor: a tensor in the storage.
             storage: the storage.
-            head: of the rows of the operation.
+            head: head of the operation's rows.
             time_ns: time at which the operation began.
-            made: true if the operation made the storage; else the storage is older, and an input.
+            made: true if the operation made the storage; false for an older storage among the inputs.
         """
         device = tensor.device
         if device.type == "meta" or (isinstance(tensor, FakeTensor) and not self._is_memory(tensor)):
@@ -188,10 +188,9 @@ class Ledger:
             self._rows.extend(place)
 
     def scratch(self, loss: torch.Tensor, head: int, time_ns: int) -> None:
-        """Record the buffer that a kernel held beside the storage of a reduced loss, and its end.
+        """Record the temporary buffer of a kernel for a reduced loss, and its end.
 
-        A loss that is not reduced takes no such buffer. Where addresses are recorded, the pool records the
-        buffer itself.
+        An unreduced loss has no such buffer. If addresses are recorded, the pool records the buffer.
         """
         known = None if self._places else self.known.get(id(loss.untyped_storage()))
         if known is not None and loss.dim() == 0 and known.size > loss.element_size():
@@ -201,7 +200,7 @@ class Ledger:
             self._rows.extend((head | ALLOC, buffer, time_ns, size_head, buffer, known.size, *ends))
 
     def _is_there(self, known: Known) -> bool:
-        """Return true if another storage shares this memory, such as NumPy's; both then are one buffer."""
+        """Return true if a known storage has this memory, such as NumPy's; both are one buffer."""
         twin = self._outside.setdefault(known.pointer, known)
         if twin is known or twin() is None or twin.size != known.size:
             self._outside[known.pointer] = known
@@ -211,7 +210,7 @@ class Ledger:
         return True
 
     def resized(self, known: Known, storage: Any, head: int, time_ns: int) -> None:
-        """Handle a storage with a new size: in the trace, another buffer in place of the old one."""
+        """Handle a resized storage, which in the trace is another buffer."""
         with self._lock:
             size = _size(storage)
             if size == known.size:
@@ -240,7 +239,7 @@ class Ledger:
             self.categories[buffer] = strength, category
 
     def own_input(self, tensor: torch.Tensor) -> None:
-        """Claim an argument of the outermost module as an input, unless a module made the tensor."""
+        """Claim an argument of the outermost module as an input, unless a module made it."""
         for plain in plain_tensors(tensor):
             storage = plain.untyped_storage()
             known = self.known.get(id(storage)) or self.meet(plain, storage, 0, self._now(), made=False)
@@ -248,7 +247,7 @@ class Ledger:
                 self.claim(known.buffer, "inputs", len(OWNED) - 1)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Claim the storages of some tensors because the user said so; no other claim is stronger."""
+        """Claim the storages of some tensors at the user's request, which overrides all other claims."""
         for tensor in tensors:
             self.own_one(category, tensor, -1, strength=-1)
 
@@ -261,12 +260,12 @@ class Ledger:
             category: the category.
             tensor: owner of the storages; None: no storages.
             module: number of the module that owns the storages; -1: unknown.
-            strength: of the claim; by default that of the category.
+            strength: strength of the claim; by default the category's.
         """
         for plain, storage in () if tensor is None else storages_in(tensor):
             known = self.known.get(id(storage))
             if known is not None and self.categories.get(known.buffer, _NOTHING)[1] is category:
-                continue  # claimed so before
+                continue  # already claimed
             known = known or self.meet(plain, storage, 0, self._now(), made=True)
             if known is not None:
                 self.claim(known.buffer, category, OWNED.index(category) if strength is None else strength)
@@ -275,7 +274,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow storages that are resized outside of operations, as FSDP does."""
+        """Record storages that are resized outside operations, as by FSDP."""
         before = torch.UntypedStorage.resize_
 
         @functools.wraps(before)
@@ -298,7 +297,7 @@ def head_of(thread: int, name: int, module: int) -> int:
 
 
 def _address(storage: Any) -> int:
-    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # also 0 for fake storages
+    return 0 if storage.device.type == "meta" else int(storage.data_ptr())  # 0 for fake storages
 
 
 def _size(storage: Any) -> int:

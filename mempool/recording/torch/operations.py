@@ -1,4 +1,4 @@
-"""Memory behaviour of operations according to their schema, computed once per operation."""
+"""Memory effects of operations according to their schemas, computed once per operation."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any, NamedTuple
 import torch
 
 _BY_KEYWORD = 1 << 30
-#: Queries of a tensor by FakeTensor and the dispatcher, which touch no bytes.
+#: Queries of tensors by FakeTensor and the dispatcher, without accesses of bytes.
 _ASKS = ("prim::", "aten::sym_", "aten::is_", "aten::size", "aten::stride", "aten::numel", "aten::dim")
 
-#: Arguments that kernels update although the schema does not declare so (``native_batch_norm``,
+#: Arguments that kernels update without a declaration in the schema (``native_batch_norm``,
 #: ``cudnn_batch_norm``, ``_cudnn_rnn``), except in operations that only read them.
 UNDECLARED = frozenset(("running_mean", "running_var", "dropout_state"))
 ONLY_READ = ("backward", "functional", "no_training", "no_update")
 UNDECLARED_OF = frozenset((("aten::mkldnn_rnn_layer_backward", "workspace"),))
-#: Losses that compute the loss of each element in a buffer of the kernel, and then its mean or sum in the
-#: result, whose storage is as large (``ATen/native/Loss.cpp``), on each device.
+#: Losses that compute the elementwise loss in a buffer of the kernel, and its mean or sum in a result whose
+#: storage has the same size (``ATen/native/Loss.cpp``), on each device.
 _WITH_SCRATCH = frozenset(("aten::mse_loss", "aten::smooth_l1_loss"))
 
 
 class Argument(NamedTuple):
-    """One argument that holds or may hold tensors."""
+    """An argument that has or may have tensors."""
 
-    position: int  #: among the positional arguments; beyond all of them if keyword-only
+    position: int  #: index; beyond all positional arguments if keyword-only
     name: str
     written: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The memory behaviour of an operation, as far as the schema shows.
+    """The memory effects of an operation according to its schema.
 
     Attributes:
         name: such as ``aten::add.Tensor``.
-        asks: a query of a tensor, which touches nothing.
-        views: each result is an argument or a view of an argument, and nothing is written. The operation may
+        asks: true for a query of a tensor, without accesses.
+        views: true if each result is an argument or a view of an argument, without writes. The operation may
             rebind an argument to other memory (``t_``, ``set_``, ``resize_``).
-        makes: results may be new tensors, not only arguments.
-        fills: new results are also written, unlike those of ``empty``.
-        arguments: arguments that may hold tensors, without those used for their shape only, as by
+        makes: true if results may be new tensors.
+        fills: true if new results are written, unlike those of ``empty``.
+        arguments: arguments that may have tensors, except tensors used only for their shape, as by
             ``zeros_like``.
-        whole: no schema exists; all arguments together count as one argument.
-        scratch: while a reduced loss is computed, the kernel holds a buffer as large as the result's storage.
+        whole: true without a schema: all arguments together count as one argument.
+        scratch: true if the kernel of a reduced loss has a buffer of the size of the result's storage.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Operation:
 
 @functools.cache
 def learn(function: Any) -> Operation:
-    """Return the behaviour of a dispatcher operation; one without a schema reads all arguments."""
+    """Return the memory effects of a dispatcher operation; without a schema, it reads all arguments."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         named = getattr(function, "name", None)

@@ -1,4 +1,4 @@
-"""Recorder of PyTorch's accesses together with the allocations and frees of the pool."""
+"""Recorder of PyTorch's accesses and of the pool's allocations and frees."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class AccessRecording:
         self.recorder.mark(name)
 
     def step(self) -> None:
-        """Mark the end of an iteration; without this call the steps of the optimizer end iterations."""
+        """Mark the end of an iteration; without such marks, the optimizer's steps end iterations."""
         self.recorder.step()
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ def _several(given: Any) -> list[Any]:
 
 
 class PoolTape:
-    """Tape of all events of a pool from now on; buffers that are alive now form the beginning."""
+    """Tape of all later events of a pool, preceded by the buffers that are alive at its start."""
 
     def __init__(self, pool: TensorPool, folder: str | None) -> None:
         self._pool, self._began_ns = pool, time.perf_counter_ns()
@@ -149,17 +149,12 @@ _OWN = (EventType.ALLOC, EventType.FREE)
 def merge_traces(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorder) -> Trace:
     """Merge the pool's allocs and frees with the recorder's accesses, marks and names.
 
-    A storage and a pool's buffer are identified if the storage lay at the buffer's address within the
-    buffer's
-    life. An access gets the time at which the operation began, moved into the life of the accessed buffer,
-    since
-    an operation's outputs are allocated after the operation began. Storages that the pool did not serve are
-    left
-    out.
+    A storage is identified with the pool's buffer that was alive at its address. An access gets the start
+    time of its operation, moved into the life of the accessed buffer, since an operation's outputs are
+    allocated after its start. Storages that the pool did not serve are omitted.
 
     Args:
-        pool: the pool's trace, with addresses; its marks are dropped if the recorder has marks that end
-            iterations.
+        pool: the pool's trace, with addresses; its marks are dropped if the recorder's marks end iterations.
         seen: the recorder's trace.
         table: the table of ``seen``.
         recorder: the source of the names.
@@ -171,7 +166,7 @@ def merge_traces(pool: Trace, seen: Trace, table: Table, recorder: AccessRecorde
     alloc = np.flatnonzero(pool.kind == EventType.ALLOC)
     time = np.maximum.accumulate(pool.time_ns) if len(pool) else pool.time_ns
     until = _ends(pool)
-    match = _matches(pool, alloc, time, until, table)  # row of the alloc, by the recorder's buffer
+    match = _matches(pool, alloc, time, until, table)  # row of the alloc by buffer of the recorder
     columns = {name: getattr(pool, name).copy() for name in COLUMNS}
     _copy_attributes(columns, alloc, table, recorder, number, seen, match)
     if (seen.operation[seen.kind == EventType.MARK] == number.get(STEP, -1)).any():
@@ -216,7 +211,7 @@ def _matches(pool: Trace, alloc: Ints, time: Ints, until: Ints, table: Table) ->
     """Return the row of the pool's alloc of each recorded buffer, int64[m]; -1 without a match."""
     if not len(alloc) or not len(table.size):
         return np.full(len(table.size), -1)
-    order = alloc[np.argsort(pool.address[alloc], kind="stable")]  # by address, then in time
+    order = alloc[np.argsort(pool.address[alloc], kind="stable")]  # by address, then by time
     address = pool.address[order]
     key = np.append(address, table.pointer)
     when = np.append(time[order], table.seen)
@@ -267,7 +262,7 @@ def _shown(names: list[str]) -> list[str]:
 def _placed(
     seen: Trace, match: Ints, time: Ints, until: Ints, pool: Trace
 ) -> tuple[dict[str, NDArray[np.int64]], Ints]:
-    """Return the recorder's accesses and marks, and for each the pool row that follows."""
+    """Return the recorder's accesses and marks, with the next row of the pool for each."""
     mark = seen.kind == EventType.MARK
     row = np.where(mark, -1, match[seen.buffer] if len(match) else -1)
     keep = np.flatnonzero(mark | ((row >= 0) & ~np.isin(seen.kind, _OWN)))

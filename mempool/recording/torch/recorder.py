@@ -40,9 +40,9 @@ class AccessRecorder(TorchDispatchMode):
                 train(batch)
         trace = recorder.trace()
 
-    A storage is a buffer. An operation is an event of each storage read or written according to the schema;
-    written storages may be read too. Views touch nothing. All events of an operation have the time at which
-    the operation began.
+    A storage is a buffer. An operation gives an event for each storage that it reads or writes according to
+    the schema; written storages may be read, too. Views access no storage. All events of an operation have
+    the operation's start time.
     """
 
     supports_higher_order_operators = True
@@ -59,15 +59,15 @@ class AccessRecorder(TorchDispatchMode):
         """Make a recorder.
 
         Args:
-            modules: modules whose parameters and buffers exist from the beginning. Others are found when
-                called.
-            optimizers: likewise; the steps of the last optimizer end iterations. Without any, the steps of
-                the first optimizer that steps do.
-            limit: most events to keep, 24 bytes each; beyond that, recording ends with a warning, and the
-                trace's metadata says ``truncated``.
-            places: also keep the address of each buffer and the time span of each operation: see `table`.
-            clock: function that returns the nanoseconds of an operation, from the operation, the arguments,
-                keyword arguments and the result; times are then sums of these, else the host's.
+            modules: modules whose parameters and buffers are registered at the start. Other modules are
+                registered when called.
+            optimizers: optimizers registered at the start; the steps of the last one end iterations. By
+                default, the first optimizer that steps ends iterations.
+            limit: most events to keep, 24 bytes each; at the limit, recording ends with a warning and
+                ``truncated`` in the trace's metadata.
+            places: also record the address of each buffer and the time span of each operation: see `table`.
+            clock: function (operation, arguments, keyword arguments, result) that returns the operation's
+                nanoseconds; times are sums of these. None: the host's clock.
         """
         super().__init__()
         self._given = list(modules), list(optimizers)
@@ -86,7 +86,7 @@ class AccessRecorder(TorchDispatchMode):
         return self._modelled_ns
 
     def __enter__(self) -> Self:
-        """Begin recording.
+        """Start recording.
 
         Raises:
             TraceError: this recorder has recorded already, or another recorder is active.
@@ -112,26 +112,26 @@ class AccessRecorder(TorchDispatchMode):
         _active.discard(self)
 
     def own(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Declare the role of some tensors' storages in the program."""
+        """Declare the role of tensors in the program."""
         self._ledger.own(category, tensors)
 
     def mark(self, name: str) -> None:
         """Mark the beginning of a phase.
 
         "forward", "backward" and "optimizer" set the phase of operations until the next mark or step; any
-        other name adds a mark of that name and returns to the forward.
+        other name adds a mark of that name and sets the phase "forward".
         """
         self._context.told = _PHASES.get(name, FORWARD)
         if name not in _PHASES:
             self._mark(name)
 
     def step(self) -> None:
-        """Mark the end of an iteration: from then on optimizer steps no longer end iterations."""
+        """Mark the end of an iteration; optimizer steps no longer end iterations."""
         self._context.told = FORWARD
         self._mark(STEP)
 
     def detected_step(self) -> None:
-        """Mark the end of an iteration by a step of an optimizer; marks of `step` count instead, if any."""
+        """Mark the end of an iteration by an optimizer step; marks of `step`, if any, replace such marks."""
         self._mark(FOUND_STEP)
 
     def _mark(self, name: str) -> None:
@@ -159,15 +159,15 @@ class AccessRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            return args[0].fake_device  # the mode's answer, needed several times per operation
+            return args[0].fake_device  # frequent, so answered here
         if _function_modes() == 0:
             return self._see(func, types, args, kwargs)
-        with torch._C.DisableTorchFunction():  # function modes must not intercept the recorder's own calls
+        with torch._C.DisableTorchFunction():  # hide the recorder's own calls from function modes
             return self._see(func, types, args, kwargs)
 
     def _see(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if types and self._any_wraps(types):
-            return NotImplemented  # the wrapper decomposes the operation, and the recorder gets the parts
+            return NotImplemented  # the wrapper decomposes the operation into recorded parts
         if self._rows.full:
             return func(*args, **(kwargs or {}))
         began = self._now()
@@ -206,7 +206,7 @@ class AccessRecorder(TorchDispatchMode):
         return found
 
     def _head(self, name: int) -> int:
-        """Return the head common to all rows of an operation of this thread now."""
+        """Return the common head of the rows of this thread's present operation."""
         context = self._context
         here = context.threads.get(get_ident()) or context.here()
         if _task() == -1 and not context.optimizers:
@@ -221,7 +221,7 @@ class AccessRecorder(TorchDispatchMode):
         if operation.makes:
             returned, made = self._returned(result, head, began)
             if returned and not made and not written:
-                return  # the result is a view, though the schema does not declare so
+                return  # a view that the schema does not declare
             if operation.fills:
                 written.update(made)
         if operation.scratch:
@@ -240,7 +240,7 @@ class AccessRecorder(TorchDispatchMode):
     def _given_to(
         self, operation: Operation, args: Any, kwargs: Any, head: int, began: int
     ) -> tuple[dict[int, Known], dict[int, Known]]:
-        """Return the storages that are read, and those that are written."""
+        """Return the storages that an operation reads, and those that it writes."""
         read: dict[int, Known] = {}
         written: dict[int, Known] = {}
         given = len(args)
@@ -265,7 +265,7 @@ class AccessRecorder(TorchDispatchMode):
         return read, written
 
     def _returned(self, result: Any, head: int, began: int) -> tuple[bool, dict[int, Known]]:
-        """Return true if any tensor was returned, and the storages that were made."""
+        """Return whether the result has any tensor, and the new storages."""
         made: dict[int, Known] = {}
         returned = False
         for plain, storage in storages_in(result):
@@ -277,7 +277,7 @@ class AccessRecorder(TorchDispatchMode):
         return returned, made
 
 
-#: The entered recorders. In a forked child, which has only part of the program, none records.
+#: The active recorders; none in a forked child, which has only a part of the program.
 _active: weakref.WeakSet[AccessRecorder] = weakref.WeakSet()
 
 

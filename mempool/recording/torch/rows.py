@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Row kinds besides events. POINTER: the third number is the buffer's address or, with a phase, the time of
-# that observation. SPAN: an operation's end and beginning. SIZE: the buffer's size; the thread field holds
-# its device.
+# Row kinds in addition to event types. POINTER: the third number is the buffer's address or, with a phase,
+# the time of this observation. SPAN: end and beginning of an operation. SIZE: size of the buffer, with the
+# device in the thread's field.
 POINTER, SPAN, SIZE = 5, 6, 7
-#: Event kinds as plain numbers: adding a row takes less time than an enumeration lookup.
+#: Event types as plain numbers, since an enumeration lookup takes longer than adding a row.
 ALLOC, FREE, READ, WRITE, MARK = (
     int(kind) for kind in (EventType.ALLOC, EventType.FREE, EventType.READ, EventType.WRITE, EventType.MARK)
 )
@@ -40,14 +40,14 @@ _WIDTHS = {
 
 
 class Rows:
-    """A table that only grows, at the end and by whole rows, under any interruption.
+    """Append-only table that an interrupt never leaves with a partial row.
 
-    `array.extend` runs no Python code, so that a finaliser or another thread runs before or after the call.
+    `array.extend` runs no Python code, so finalisers and other threads run only before or after the call.
 
     Attributes:
         limit: most rows that are kept.
-        full: true if no more rows are added.
-        truncated: true if the limit was the reason.
+        full: true if the table accepts no more rows.
+        truncated: true if full because of the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,11 +59,11 @@ class Rows:
         return len(self._numbers) // 3
 
     def forget(self) -> None:
-        """Add no more rows."""
+        """Reject further rows."""
         self.full, self.extend = True, _forget
 
     def end(self) -> None:
-        """Add no more rows, and warn that the limit was reached."""
+        """Reject further rows, and warn that the limit was reached."""
         if not self.full:
             self.forget()
             self.truncated = True
@@ -105,14 +105,14 @@ def _forget(_: Iterable[int]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of n events, and of m buffers; the last three empty or 0 unless they were requested.
+    """Columns of n events and m buffers; the last three columns are empty or 0 unless requested.
 
     Attributes:
         kind, buffer, time_ns, phase, thread, name, module: int64[n]; name and module -1 where unknown.
         size: int64[m], bytes.
         device: int64[m], number of the device in order of first appearance.
         pointer: int64[m], address.
-        seen: int64[m], a time at which the buffer lay there, in ns.
+        seen: int64[m], a time at which the buffer was at this address, in ns.
         spans: time span of each operation.
     """
 

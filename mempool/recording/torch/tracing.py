@@ -1,4 +1,4 @@
-"""Conversion of a recorder's rows to a trace: phases become marks, and unclaimed buffers get a category."""
+"""Conversion of a recorder's rows to a trace, with marks of phases and categories of buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _MARKS = {FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
-#: Names of the marks that end iterations: set by the user, and found by the optimizer's step.
+#: Names of the marks that end iterations: set by the user, and detected from the optimizer's step.
 STEP, FOUND_STEP = "step", "(step)"
 
 
@@ -95,20 +95,20 @@ def _found(table: Table, operations: list[str]) -> NDArray[np.bool_]:
 
 
 def _steps(table: Table, operations: list[str]) -> NDArray[np.bool_]:
-    """Return a mask of the marks that end iterations: the user's or, if there are none, those found."""
+    """Return a mask of the marks that end iterations: the user's marks, else the detected marks."""
     told = _named(table, operations, STEP)
     return told if told.any() else _found(table, operations)
 
 
 def _phases(table: Table) -> Ints:
-    """Return the phase of each row; a free, which has none, gets that of the row before."""
+    """Return the phase of each row; a free gets the phase of the previous row."""
     rows = np.arange(len(table.phase))
     last = np.maximum.accumulate(np.where(table.phase > 0, rows, 0))
     return table.phase[last] if len(last) else table.phase
 
 
 def _runs(phase: Ints, step: NDArray[np.bool_]) -> Ints:
-    """Return for each row the row at which the row's forward phase ends; negative outside of the forward."""
+    """Return for each row the end of its forward phase; negative outside forward phases."""
     if not len(phase):
         return phase
     begins = np.ones(len(phase), np.bool_)
@@ -119,7 +119,7 @@ def _runs(phase: Ints, step: NDArray[np.bool_]) -> Ints:
 
 
 def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
-    """Return each buffer's category: as claimed, else activation (alive after the forward) or temporary."""
+    """Return each buffer's category: claimed, else activation (alive after the forward) or temporary."""
     length = len(table.kind)
     alloc, free = np.flatnonzero(table.kind == EventType.ALLOC), np.flatnonzero(table.kind == EventType.FREE)
     born, dies = np.zeros(len(table.size), np.int64), np.full(len(table.size), length)
@@ -134,7 +134,7 @@ def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
 
 
 def _device_numbers(table: Table, ledger: Ledger) -> Ints:
-    """Return each buffer's device in the trace: accelerators keep their index, the host comes after them."""
+    """Return each buffer's device in the trace: the index of accelerators, then the host."""
     devices = list(ledger.devices)
     numbers = [device.index or 0 if device.type != "cpu" else -1 for device in devices]
     host = max(numbers, default=-1) + 1
@@ -156,7 +156,7 @@ def _metadata(ledger: Ledger) -> dict[str, str]:
 def _with_marks(
     columns: dict[str, Ints], phase: Ints, number: dict[str, int], keep: NDArray[np.bool_]
 ) -> dict[str, Ints]:
-    """Return the columns with a mark at each beginning of a phase, and without dropped rows."""
+    """Return the columns with a mark at each begin of a phase, without rows outside `keep`."""
     shown = np.where(phase == RECOMPUTE, BACKWARD, phase)
     before = np.append(0, shown[:-1])
     begins = np.flatnonzero((shown != before) & (shown > 0))

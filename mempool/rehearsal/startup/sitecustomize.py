@@ -1,7 +1,6 @@
 """Startup hook of ``mempool rehearse``: Python imports this module before the program.
 
-The environment that ``mempool rehearse`` sets puts this folder on the path, for the program and for its
-child processes.
+``mempool rehearse`` puts this folder on the path of the program and of its child processes.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Offloading and recomputation in compiled PyTorch graphs: `torch.compile(model, backend="mempool")`.
 
-Importing this package does not import PyTorch. A graph passes through `backend` -> `partition` ->
-`joint_graph` (both graphs merged) -> `graph` (as numbers) -> `decide` -> `graph_passes` (changes in both
+Importing this package does not import PyTorch. A graph passes through `backend`, `partition`, `joint_graph`
+(merges forward and backward graph), `graph` (converts to numbers), `decide`, and `graph_passes` (changes both
 graphs); the changed graphs run with `ops` and `runtime`.
 """
 

@@ -2,8 +2,8 @@
 
     model = torch.compile(model, backend="mempool", options={"limit": "12GiB"})
 
-PyTorch finds the backend by the entry point of the installed package; `register` adds the name to a PyTorch
-that does not see the entry point, such as when run from a source tree.
+PyTorch finds the backend by the entry point of the installed package; `register` adds the name where there is
+no entry point, such as in a source tree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mempool(
         mode: not supported.
 
     Raises:
-        UsageError: the options make no sense.
+        UsageError: the options are invalid.
         PlanError: the limit is infeasible; the error names the least feasible limit and the cause.
     """
     from mempool.torch.compiled.costs import cublas_workspace_bytes
@@ -89,7 +89,7 @@ def register() -> None:
 
 
 def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """Run graphs unfused, each operation by itself."""
+    """Prepare graphs to run without fusion, one operation at a time."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch import config
@@ -101,7 +101,7 @@ def _eager(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -
             warn_above_limit(forward_peak(graph, partition.outside_bytes), limit)
         return partition.wrap(boxed_nop(graph, list(inputs)), inputs, backward=backward)
 
-    with config.patch(donated_buffer=False):  # nothing overwrites them, and a backward pass may run twice
+    with config.patch(donated_buffer=False):  # no buffer is overwritten: a backward pass may run twice
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=partial(compile_with, backward=False),
             bw_compiler=partial(compile_with, backward=True),
@@ -133,16 +133,16 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
             warn_above_limit(int(kernels.loads.max()), limit)
         if (
             run := getattr(compiled_graph, "current_callable", None)
-        ) is not None:  # otherwise the run is not measured
+        ) is not None:  # otherwise it is not measured
             compiled_graph.current_callable = partition.wrap(run, inputs, backward=backward)
         return compiled_graph
 
     # Caches are off, since decisions depend on more than the graph. Layout optimization is off: an offloaded
-    # value would get another layout than a value that stays, and results would differ in the last bits.
-    # Precision casts are emulated: a low-precision value used where it is made must equal the reloaded value.
+    # value would get another layout than a resident value, and results would differ in the last bits.
+    # Precision casts are emulated: a low-precision value inside a fused kernel must equal the reloaded value.
     changes = {
         "emulate_precision_casts": True,
-        "custom_partitioner_fn": _ours(partition),
+        "custom_partitioner_fn": _partitioner(partition),
         "fx_graph_cache": False,
         "layout_optimization": False,
     }
@@ -156,14 +156,14 @@ def _inductor(graph: fx.GraphModule, inputs: Sequence[Any], partition: Partition
     return compiled
 
 
-def _ours(partition: Partition) -> Any:
+def _partitioner(partition: Partition) -> Any:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-    class Ours(CustomPartitionerFn):
+    class Partitioner(CustomPartitionerFn):
         def __call__(self, joint: fx.GraphModule, inputs: Sequence[object], **given: Any) -> Any:
             return partition(joint, inputs, **given)
 
         def uuid(self) -> None:
             """Return None, since nothing is cached."""
 
-    return Ours()
+    return Partitioner()

@@ -1,4 +1,4 @@
-"""Seconds of operations, copies and steps, and workspaces of operations: modelled or measured."""
+"""Modelled or measured costs: seconds of operations, copies and steps, and workspaces of operations."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from mempool.hardware.gpu_throughput import Rates
 
 
-#: Namespaces whose operators do only as their schemas and tags say. An operator of a third party may draw
-#: random numbers, count its calls or communicate.
+#: Namespaces whose operators have only the effects that their schemas and tags declare. An operator of a
+#: third party may draw random numbers, count its calls or communicate.
 _PYTORCHS_OWN = ("aten", "prims")
 
 
 def is_pytorchs_own(node: fx.Node) -> bool:
-    """Return true for PyTorch's own operators, whose effects when run again are known."""
+    """Return true for PyTorch's own operators, which may be run again for a measurement."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _PYTORCHS_OWN
 
 
 def traced_values(node_arguments: Any) -> Any:
-    """Replace each node among a node's arguments by the traced value (``meta["val"]``)."""
+    """Replace each node among arguments by its traced value (``meta["val"]``)."""
     return torch.fx.map_arg(node_arguments, lambda node: node.meta.get("val"))
 
 
@@ -119,17 +119,17 @@ class MeasuredCosts:
 
     def __call__(self, node: fx.Node) -> float:
         """Return the seconds of a node."""
-        return self._known(node)[0]
+        return self._costs_of(node)[0]
 
     def workspace(self, node: fx.Node) -> int:
-        """Return the workspace bytes of a node while the node runs; 0 if the node cannot be run.
+        """Return the workspace bytes of a running node; 0 if the node cannot be run.
 
-        Operators that only a compiler inserts (namespace ``prims``) also have 0: run alone, such an operator
-        is a program of several operations.
+        Operators that only a compiler inserts (namespace ``prims``) count 0 bytes, since such an operator,
+        run alone, is a program of several operations.
         """
-        return 0 if getattr(node.target, "namespace", None) == "prims" else self._known(node)[1]
+        return 0 if getattr(node.target, "namespace", None) == "prims" else self._costs_of(node)[1]
 
-    def _known(self, node: fx.Node) -> tuple[float, int]:
+    def _costs_of(self, node: fx.Node) -> tuple[float, int]:
         if not is_pytorchs_own(node):
             return self.fallback(node), 0
         args, kwargs = tree_map(hint, traced_values((node.args, node.kwargs)))
@@ -142,9 +142,9 @@ class MeasuredCosts:
     def _measure(self, node: fx.Node, args: Any, kwargs: Any, key: Any) -> float:
         state = torch.get_rng_state()
         try:
-            args, kwargs = tree_map(self._real, (args, kwargs))
+            args, kwargs = tree_map(self._real_tensor, (args, kwargs))
             with torch.no_grad():
-                once = functools.partial(self._once, node.target, args, kwargs)
+                once = functools.partial(self._timed_call, node.target, args, kwargs)
                 _, self.workspaces[key] = measure_workspace(
                     lambda: node.target(*args, **kwargs), torch.device(self.device)
                 )
@@ -154,7 +154,7 @@ class MeasuredCosts:
         finally:
             torch.set_rng_state(state)
 
-    def _once(self, operation: Any, args: Any, kwargs: Any) -> float:
+    def _timed_call(self, operation: Any, args: Any, kwargs: Any) -> float:
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize(self.device)
             runs: deque[Any] = deque()
@@ -167,7 +167,7 @@ class MeasuredCosts:
         del result
         return spent
 
-    def _real(self, value: Any) -> Any:
+    def _real_tensor(self, value: Any) -> Any:
         if isinstance(value, torch.device):
             return torch.device(self.device)
         if not isinstance(value, torch.Tensor):
@@ -188,8 +188,8 @@ def _signature(value: Any) -> Any:
 def fused_seconds(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], float]:
     """Convert stand-alone times of operations into their times inside fused kernels.
 
-    Only graph outputs and the inputs of an operation that cannot be fused, such as a matrix product, are
-    written to memory.
+    A fused kernel writes to memory only graph outputs, and inputs of operations that cannot be fused, such as
+    a matrix product.
     """
     from torch._functorch.partitioners import get_default_op_list
 
@@ -214,9 +214,9 @@ def fused_seconds(seconds: Callable[[fx.Node], float]) -> Callable[[fx.Node], fl
 
 @functools.cache
 def copy_calls(device: torch.device, host_limit: int = 0) -> CopyOverhead:
-    """Measure the seconds that copies cost the program on a device; the best of several rounds.
+    """Measure the seconds that copies cost the program on a device; return the best of several rounds.
 
-    On a GPU a request costs nothing: the host runs ahead.
+    On a GPU, requests cost nothing, since the host runs ahead.
     """
     if device.type == "cuda":
         return CopyOverhead()
@@ -228,8 +228,8 @@ def copy_calls(device: torch.device, host_limit: int = 0) -> CopyOverhead:
     )
     counted = RUNTIME.counters
     try:
-        async_seconds = _best(device, TUNABLES.small_copy_bytes[0], host_limit, _copy_async)
-        times = [_best(device, size, host_limit, _copy_sync) for size in sizes] if copier else []
+        async_seconds = _best_copy_seconds(device, TUNABLES.small_copy_bytes[0], host_limit, _copy_async)
+        times = [_best_copy_seconds(device, size, host_limit, _copy_sync) for size in sizes] if copier else []
     finally:
         RUNTIME.counters = counted
     if copier is None:
@@ -237,11 +237,11 @@ def copy_calls(device: torch.device, host_limit: int = 0) -> CopyOverhead:
     return CopyOverhead(async_seconds, copier.sync_bytes, *fit_line(sizes, times))
 
 
-def _best(
+def _best_copy_seconds(
     device: torch.device,
     size: int,
     host_limit: int,
-    copied: Callable[[list[torch.Tensor], int], None],
+    copy: Callable[[list[torch.Tensor], int], None],
 ) -> float:
     """Return the seconds of one copy, offload or reload, without the seconds spent waiting for transfers."""
     values = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(TUNABLES.copies)]
@@ -249,7 +249,7 @@ def _best(
     for _ in range(TUNABLES.copy_rounds):
         RUNTIME.counters = TransferCounters()
         begin = time.perf_counter()
-        copied(values, host_limit)
+        copy(values, host_limit)
         spent = time.perf_counter() - begin
         best = min(best, (spent - RUNTIME.counters.wait_seconds) / (2 * TUNABLES.copies))
     return best
@@ -278,8 +278,8 @@ _MEMORY_ONLY = (False, True, False, False, False)
 
 
 def measure_workspace(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-    """Return the result of a call and the peak bytes beyond those still allocated when the call ends."""
-    return _on_cuda(call, device) if device.type == "cuda" else _on_cpu(call)
+    """Return the result of a call, and the call's peak bytes in excess of the bytes allocated at its end."""
+    return _cuda_workspace(call, device) if device.type == "cuda" else _cpu_workspace(call)
 
 
 @functools.cache
@@ -299,7 +299,7 @@ def cublas_workspace_bytes(device: torch.device) -> int:
         return int(torch.cuda.memory_allocated(device) - before)
 
 
-def _on_cpu(call: Callable[[], Any]) -> tuple[Any, int]:
+def _cpu_workspace(call: Callable[[], Any]) -> tuple[Any, int]:
     """Measure with the allocations that PyTorch's own allocator reports to a profiler, bypassing any pool."""
     with_memory = torch.autograd.ProfilerConfig(
         torch.autograd.ProfilerState.CPU, *_MEMORY_ONLY, torch._C._profiler._ExperimentalConfig()
@@ -315,14 +315,14 @@ def _on_cpu(call: Callable[[], Any]) -> tuple[Any, int]:
     return result, max(held) - max(held[-1], 0)
 
 
-def _on_cuda(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+def _cuda_workspace(call: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     torch.cuda.reset_peak_memory_stats(device)
     result = call()
     return result, torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
 
 
 class StepTimer:
-    """Run times of a step's graphs; on a GPU from events on the current stream, which nothing waits for."""
+    """Run times of a step's graphs; on a GPU, from events on the current stream, without waiting."""
 
     def __init__(self) -> None:
         """Start without runs."""
@@ -373,7 +373,7 @@ def _timed_on_gpu(run: Callable[..., Any], runs: deque[Any]) -> Callable[..., An
 
 
 def _seconds(run: Any) -> float | None:
-    """Return the seconds of one run; None while the device has not finished the run."""
+    """Return the seconds of one run; None until the device has finished the run."""
     if isinstance(run, float):
         return run
     begin, end = run

@@ -1,4 +1,4 @@
-"""Decide about the values of a step according to the options: keep, offload or recompute."""
+"""Decide for each value of a step to keep, offload or recompute it, according to the options."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StepDecider:
 
     def least_limit(self) -> int:
         """Return the lowest feasible limit in bytes."""
-        return self._decider(self.constraints.between_bytes).least()[0]
+        return self._decider_with_room(self.constraints.between_bytes).least()[0]
 
     def decide(self) -> StepDecision:
         """Decide according to the options.
@@ -107,45 +107,45 @@ class StepDecider:
         """
         constraints = self.constraints
         outside, keep, between_bytes = constraints.outside, constraints.keep_bytes, constraints.between_bytes
-        if not constraints.keep_least or (room := self._room(limit)) <= between_bytes:
-            return self._with_room(between_bytes, limit)
+        if not constraints.keep_least or (room := self._largest_room(limit)) <= between_bytes:
+            return self._decide_with_room(between_bytes, limit)
         if keep:
             tickets = TICKET_BYTES * int(self._graph.movable.sum())
             kept = outside.during(backward=False) + tickets + keep
             room = max(min(room, limit - kept), between_bytes)
         with contextlib.suppress(PlanError):
-            return self._with_room(room, limit)
-        found = self._with_room(between_bytes, limit)  # the host is too small
+            return self._decide_with_room(room, limit)
+        found = self._decide_with_room(between_bytes, limit)  # the host is too small
         fewest, most = limit - room, found.kept_bytes + outside.during(backward=False)
         for _ in range(TUNABLES.host_steps):
             middle = (fewest + most) // 2
             try:
-                found, most = self._with_room(limit - middle, limit), middle
+                found, most = self._decide_with_room(limit - middle, limit), middle
             except PlanError:
                 fewest = middle
         return found
 
     def kept_bytes(self, limit: int) -> int:
-        """Return the bytes kept between the passes within a limit; all bytes if the limit is infeasible."""
+        """Return the bytes that a step within a limit keeps between the passes; all bytes if infeasible."""
         try:
             return self.decide_within(limit).kept_bytes
         except PlanError:
             return self._all_bytes
 
     def decide_extreme(self, extreme: Extreme) -> StepDecision:
-        """Return a decision that depends on no measurement, and so is the same at each call.
+        """Return a decision that depends on no measurement, so that each call returns the same decision.
 
         Raises:
             PlanError: the host is too small.
         """
         if extreme is Extreme.ALL:
-            return self._convert(self._decider(self.constraints.between_bytes).offload_everything())
-        nominal = self._nominal
+            return self._convert(self._decider_with_room(self.constraints.between_bytes).offload_everything())
+        nominal = self._nominal_decider
         limit = nominal.least_limit() if extreme is Extreme.LEAST else 2 * self._all_bytes
         return self.simulate_decision(nominal.decide_within(limit).rewriting)
 
     @cached_property
-    def _nominal(self) -> StepDecider:
+    def _nominal_decider(self) -> StepDecider:
         return StepDecider(
             self.step.nominal(), self.options, replace(self.constraints, host_limit=self._host_limit)
         )
@@ -158,34 +158,34 @@ class StepDecider:
         outside = self.constraints.outside.during(backward=False)
         return outside + int(graph.size.sum() + graph.workspace.max(initial=0)) + tickets
 
-    def _room(self, limit: int) -> int:
-        """Return the largest room in bytes that a limit leaves between the passes; 0 if infeasible."""
+    def _largest_room(self, limit: int) -> int:
+        """Return the most additional bytes that a limit permits between the passes; 0 if infeasible."""
         if not self._pauses or limit < self.least_limit():
             return 0
         low = self.constraints.between_bytes
-        high = limit - (self._decider(self._all_bytes).least()[0] - self._all_bytes)
+        high = limit - (self._decider_with_room(self._all_bytes).least()[0] - self._all_bytes)
         room = high
         for _ in range(TUNABLES.room_steps):
             if room <= low:
                 break
-            over = self._decider(room).least()[0] - limit
+            over = self._decider_with_room(room).least()[0] - limit
             if over <= 0:
-                low = room - over  # one more byte of room raises the least limit by at most one byte
+                low = room - over  # a byte of room adds at most a byte to the least limit
             else:
                 high = room - over
             room = (low + high + 1) // 2 if low < high else low
         return low
 
-    def _with_room(self, room: int, limit: int) -> StepDecision:
-        """Decide within a limit that leaves `room` bytes between the passes."""
-        return self._convert(self._decider(room).decide(limit))
+    def _decide_with_room(self, room: int, limit: int) -> StepDecision:
+        """Decide within a limit, with `room` additional bytes in use between the passes."""
+        return self._convert(self._decider_with_room(room).decide(limit))
 
     def _convert(self, made: Decision) -> StepDecision:
         """Convert a decision about the graph with a pause to one about the step."""
         rewriting = made.rewriting
         return self.simulate_decision(remove_pause(self._graph, rewriting) if self._pauses else rewriting)
 
-    def _decider(self, room: int) -> Decider:
+    def _decider_with_room(self, room: int) -> Decider:
         """Return the decider for a graph with `room` additional bytes in use between the passes."""
         if room not in self._deciders:
             graph = self._graph
@@ -204,14 +204,14 @@ class StepDecider:
     def simulate_decision(self, rewriting: Rewriting) -> StepDecision:
         """Apply decisions to the step and simulate the result."""
         graph, step, outside = self._graph, self.step, self.constraints.outside
-        # Rewritten in the way in which the two graphs carry out the decisions.
+        # Apply the decisions as `graph_passes` applies them to the two graphs.
         rewritten = step.calls.applied_to(apply_rewriting(graph, split_by_pass(graph, rewriting)))
         return StepDecision(
             step.captured,
             rewriting,
             rewritten,
-            self._simulated(graph),
-            self._simulated(rewritten),
+            self._simulate(graph),
+            self._simulate(rewritten),
             outside,
             freed_values=self._pause.leaving,
             gradients_stay=self.constraints.gradients_stay,
@@ -219,7 +219,7 @@ class StepDecider:
             own_bytes=step.calls.inline_bytes,
         )
 
-    def _simulated(self, graph: Graph) -> Simulation:
+    def _simulate(self, graph: Graph) -> Simulation:
         link, outside = self.step.link, self.constraints.outside.always
         if self._pauses:
             return simulate_with_pause(graph, self._pause, link, outside_bytes=outside)
@@ -240,7 +240,7 @@ class Step:
         link: the transfer times of copies.
         calls: the seconds that copies cost the program itself.
         workspace: returns the workspace bytes of an operation while the operation runs.
-        fused: true if a compiler fuses operations into kernels.
+        fused: true if the inner compiler fuses operations into kernels.
     """
 
     captured: CapturedGraph
@@ -284,8 +284,7 @@ def measure_step(merged: MergedGraph, options: Options) -> Step:
 def measured_costs_of(device: torch.device, threads: int) -> MeasuredCosts:  # noqa: ARG001  # part of the key
     """Return the measured times of operations on a device, kept for the life of the process.
 
-    A recompilation happens while the program holds memory, and a second measurement would need additional
-    memory.
+    At a recompilation the program already holds memory, and a second measurement would need more.
     """
     return MeasuredCosts(device)
 
@@ -310,7 +309,7 @@ def decidable(captured: CapturedGraph) -> Graph:
 
 
 def _is_whole(held: Any) -> bool:
-    """Return true if a traced value is a strided tensor that covers the whole storage in element order."""
+    """Return true if a traced value is a dense tensor that covers its whole storage."""
     if not isinstance(held, torch.Tensor) or held.layout != torch.strided or held.is_quantized:
         return False
     if held.is_conj() or held.is_neg():
@@ -321,10 +320,10 @@ def _is_whole(held: Any) -> bool:
 
 
 def place_copies(graph: Graph, rewriting: Rewriting) -> HostPlacement:
-    """Return the place in the host arena of each offloaded value.
+    """Return the offset in the host arena of each offloaded value's copy.
 
-    A copy lives from the operation that makes the value to the last reader of a reload; if that reader runs a
-    second time, to the end of the step.
+    A copy lives from the operation that makes the value to the last reader of the reloaded value, or to the
+    end of the step if that reader runs twice.
 
     Args:
         graph: the step before the decisions are applied.

@@ -1,4 +1,4 @@
-"""Frames of the function that PyTorch compiles, recompilation, and guards of dynamic sizes."""
+"""Access to Dynamo: frames of the function being compiled, recompilation, and guards of dynamic sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CALLED, _COMPILING = "eval_frame.py", "convert_frame.py"
 
 
 def current_code() -> Hashable:
-    """Return the code object of the function being compiled, which is the same at each compilation."""
+    """Return the code object of the function being compiled; recompilations return the same object."""
     try:
         code: CodeType = InstructionTranslator.current_tx().f_code
     except AttributeError:  # no function is being compiled
@@ -50,9 +50,9 @@ def current_code() -> Hashable:
 def continues_after(graph: fx.GraphModule) -> bool:
     """Return true if the function being compiled continues after this graph.
 
-    The function continues after a graph break, or if a caller has more work to do afterwards. A module that
-    breaks inside also breaks the graph of the function that called the module, which continues when the
-    module returns. The same holds for a module of which one part is compiled separately.
+    The function continues after a graph break, or if a caller has more work to do afterwards. A graph break
+    inside a module also breaks the graph of the module's caller, which continues when the module returns. The
+    same holds for a caller of a module with a separately compiled part.
     """
     reason = getattr(graph, "compile_subgraph_reason", None)
     more = getattr(reason, "graph_break", False) or not all(map(_returns, _callers()))
@@ -62,8 +62,8 @@ def continues_after(graph: fx.GraphModule) -> bool:
 def reachable_modules() -> list[torch.nn.Module]:
     """Return the modules that the function given to `torch.compile` can reach.
 
-    They are the function itself, the arguments, globals, closure variables and `__self__` of the function,
-    the attributes of these, and modules that called the function as one of their parts.
+    The search covers the function itself, its arguments, globals, closure variables and `__self__`, the
+    attributes of these objects, and the modules that called the function as one of their parts.
     """
     if (frame := _wrapper()) is None:
         return []
@@ -111,7 +111,7 @@ def discard_compiled_code(code: Hashable) -> bool:
 
 
 def graph_inputs(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Return the values that a graph is about to receive, with the graph's own parameters and buffers first.
+    """Return the values for a graph's placeholders, the graph's own parameters and buffers first.
 
     A placeholder without an example argument, such as in a graph that belongs to no function, yields the
     input.
@@ -145,7 +145,7 @@ def _is_wrapper(frame: FrameType) -> bool:
 
 
 def _callers() -> Iterator[FrameType]:
-    """Yield the program's frames that wait for the frame being compiled, up to the compiled function."""
+    """Yield the callers of the frame being compiled, up to the compiled function."""
     frame: FrameType | None = sys._getframe()
     compiling = False
     while frame is not None:
@@ -160,7 +160,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _returns(frame: FrameType) -> bool:
-    """Return true if a frame returns the result of the current call and does nothing more."""
+    """Return true if the remainder of a frame only returns the result of the current call."""
     following = (
         instruction
         for instruction in dis.get_instructions(frame.f_code)
@@ -170,7 +170,7 @@ def _returns(frame: FrameType) -> bool:
 
 
 class _Refusal(BackendCompilerFailed):
-    """Error of a backend that Dynamo passes on as it is, without its own frames and advice."""
+    """Error of a backend that Dynamo raises unchanged, without its own frames and advice."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__("mempool", error, None)
@@ -185,14 +185,14 @@ class _Refusal(BackendCompilerFailed):
 
 
 def refusal(error: Exception) -> Exception:
-    """Return an error of the same class, which reaches the program of a compiled function as one line."""
+    """Return an error of the same class that Dynamo shows as one line."""
     kind = type(error)
     made: type[_Refusal] = type(kind.__name__, (_Refusal, kind), {"__module__": kind.__module__})
     return made(error)
 
 
 def warn_before_recompile_limit() -> None:
-    """Warn when PyTorch will not compile the function again: uncompiled code runs without a limit."""
+    """Warn before Dynamo's recompile limit is reached: uncompiled code runs without a memory limit."""
     number = getattr(CompileContext.current_compile_id(), "frame_compile_id", None)
     if number is not None and number + 1 == config.recompile_limit:
         warnings.warn(
@@ -204,10 +204,10 @@ def warn_before_recompile_limit() -> None:
 
 
 def guard_dynamic_sizes(inputs: Sequence[Any], compiled: CompiledGraph) -> None:
-    """Recompile the graph when a dynamic size exceeds the sizes for which the decision holds.
+    """Recompile the graph when a dynamic size exceeds the sizes for which the decision is valid.
 
-    If values are offloaded or recomputed, the decision holds only up to the current sizes. Otherwise the
-    decision holds until the graph exceeds the limit with all sizes grown by the same factor.
+    If values are offloaded or recomputed, the decision is valid only up to the current sizes. Otherwise it is
+    valid until the graph, with all sizes scaled by the same factor, exceeds the limit.
 
     Args:
         inputs: the inputs of the graph; the symbolic integers among them are the dynamic sizes.
@@ -228,7 +228,7 @@ def guard_dynamic_sizes(inputs: Sequence[Any], compiled: CompiledGraph) -> None:
 
 
 def _fitting_factor(compiled: CompiledGraph, hints: Mapping[Any, int]) -> float:
-    """Return the largest factor for all sizes with which the graph fits unchanged; 1 if values move."""
+    """Return the largest factor by which all sizes may grow; 1 if values are offloaded or recomputed."""
     decision, limit = compiled.decision, compiled.options.limit or 0
     if decision.changes_graph or decision.peak_bytes > limit:
         return 1.0
@@ -254,7 +254,7 @@ def _fitting_factor(compiled: CompiledGraph, hints: Mapping[Any, int]) -> float:
 def _scaled_peak(compiled: CompiledGraph, sizes: Mapping[Any, int], factor: float) -> int:
     """Return the peak in bytes of the graph with other sizes.
 
-    Values whose size does not follow from `sizes` grow by the largest growth among the other values.
+    A value whose size does not depend on `sizes` is scaled by the largest growth of the other values.
     """
     decision, beside = compiled.decision, compiled.options.beside
     graph = decision.captured.graph
@@ -275,7 +275,7 @@ def _scaled_peak(compiled: CompiledGraph, sizes: Mapping[Any, int], factor: floa
     needs = simulate(larger, Link.of_rate(1.0), outside_bytes=outside).peak_bytes
     more = (
         decision.peak_bytes - decision.simulated.peak_bytes
-    )  # need of the kernels beyond the need of the operations
+    )  # excess of the kernels' peak over the operations' peak
     return (
         needs + int(more * most)
         if more > 0
@@ -284,5 +284,5 @@ def _scaled_peak(compiled: CompiledGraph, sizes: Mapping[Any, int], factor: floa
 
 
 def _has_symbolic_shape(held: Any) -> bool:
-    """Return true if a tensor's shape is symbolic; the memory of an input keeps the traced size anyway."""
+    """Return true if a tensor's shape is symbolic; the storage of an input has the traced size anyway."""
     return isinstance(held, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in held.shape)

@@ -1,4 +1,4 @@
-"""Live memory on a device outside the running graph, tracked by weak references to storages."""
+"""Live device memory outside the running graph, tracked by weak references to storages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Memories = dict[StorageWeakRef, int]
-"""Bytes of memories, each once; a reference keeps the name of a memory, but not the memory."""
+"""Bytes of each memory, by weak reference to the storage."""
 
 
 class TensorRef(NamedTuple):
@@ -38,18 +38,18 @@ class ForwardRun:
     """The memory of one forward run of a graph.
 
     Attributes:
-        given: inputs, without parameters.
-        requested: results that the program requested.
-        kept: values saved for the backward run, without parameters.
+        given: memory of the inputs, without parameters.
+        requested: memory of the results that the program requested.
+        kept: memory saved for the backward run, without parameters.
         freed_inputs: inputs that the decision assumed to be freed after the forward run.
-        over: true if the backward run has happened.
+        has_ended: true after the backward run.
     """
 
     given: Memories
     requested: Memories
     kept: Memories
     freed_inputs: Memories = field(default_factory=dict)
-    over: bool = False
+    has_ended: bool = False
 
     @property
     def all(self) -> Memories:
@@ -62,9 +62,9 @@ class ForwardRun:
         return _alive(self.requested)
 
     @property
-    def waits(self) -> Memories:
+    def awaited_memory(self) -> Memories:
         """Return the live memories that only the pending backward run needs."""
-        if self.over:
+        if self.has_ended:
             return {}
         others = self.requested.keys() | self.given.keys()
         return {memory: size for memory, size in _alive(self.kept).items() if memory not in others}
@@ -74,10 +74,10 @@ class ForwardRun:
 class LiveMemory:
     """The memory of the graphs of one call of `torch.compile` and of the compiled modules' parameters.
 
-    Graph numbers grow in the order in which the graphs of a step first ran; a graph may run several times.
+    Graphs are numbered in the order of their first runs within a step; a graph may run several times.
 
     Attributes:
-        device: the device with most bytes, preferring any device over the CPU; only memory there counts.
+        device: the device with most bytes, preferring any device over the CPU; only its memory counts.
     """
 
     device: torch.device | None = None
@@ -90,7 +90,7 @@ class LiveMemory:
     _state: Memories | None = None
 
     def register(self, modules: Iterable[torch.nn.Module], given: Iterable[Any]) -> None:
-        """Register modules whose parameters count, and choose the device by the inputs of a graph."""
+        """Register modules whose parameters count, and choose the device from the inputs of a graph."""
         self._modules = {
             key: reference for key, reference in self._modules.items() if reference() is not None
         }
@@ -103,7 +103,7 @@ class LiveMemory:
             self.device = device_with_most(sizes)
 
     def register_parameters(self, values: Iterable[Any]) -> None:
-        """Register parameters among a graph's inputs: code compiled once may run for many modules."""
+        """Register the parameters among a graph's inputs, since compiled code may run for many modules."""
         for value in values:
             if isinstance(value, torch.nn.Parameter):
                 self._parameters[id(value)] = weakref.ref(value)
@@ -114,7 +114,7 @@ class LiveMemory:
         Args:
             number: the number of the graph.
             given: the inputs of the graph.
-            more: true if other graphs follow.
+            more: true if other graphs of the function follow.
         """
         if self._runs:
             gc.collect()  # reference cycles of earlier compilations may hold tensors
@@ -156,14 +156,14 @@ class LiveMemory:
         """Return true if more than one run is recorded, alive or not."""
         return sum(map(len, list(self._runs.values()))) > 1
 
-    def waits(self) -> bool:
+    def has_waiting_runs(self) -> bool:
         """Return true if any run waits for a backward run."""
-        return any(run.waits for runs in list(self._runs.values()) for run in list(runs))
+        return any(run.awaited_memory for runs in list(self._runs.values()) for run in list(runs))
 
     def waiting(self) -> list[int]:
-        """Return the graphs that keep memory for a backward run that has not happened."""
+        """Return the graphs that keep memory for a pending backward run."""
         every = [(number, run) for number, runs in list(self._runs.items()) for run in list(runs)]
-        return list(dict.fromkeys(number for number, run in every if not run.over and _alive(run.kept)))
+        return list(dict.fromkeys(number for number, run in every if not run.has_ended and _alive(run.kept)))
 
     def parameters(self) -> Memories:
         """Return parameters, buffers, and live inputs of graphs from earlier steps; no optimizer state."""
@@ -172,7 +172,7 @@ class LiveMemory:
         return self.memories(self._values()) | lasting
 
     def state(self) -> Memories:
-        """Return the optimizers' state, as far as the state existed when the step began."""
+        """Return the optimizer state that existed at the beginning of the step."""
         if self._state is None:
             self._state = self.memories(optimizer_states(self._all_parameters()))
         return _alive(self._state)
@@ -183,7 +183,7 @@ class LiveMemory:
         return total(self._state)
 
     def _future_state_bytes(self) -> int:
-        """Return the bytes of the optimizers' state that their first step will make."""
+        """Return the bytes of state that the optimizers will make in their first step."""
         return sum(
             count * plain.nbytes
             for parameter, count in future_states(self._all_parameters())
@@ -200,7 +200,7 @@ class LiveMemory:
         return self.memories(value.grad for value in leaves)
 
     def pending_gradient_bytes(self, given: Iterable[torch.Tensor]) -> int:
-        """Return the bytes of gradients made by backward passes and not consumed yet, except those given."""
+        """Return the bytes of unconsumed gradients of backward passes, without the gradients in `given`."""
         self._new_gradients = [entry for entry in self._new_gradients if entry.tensor() is not None]
         return bytes_of(self._new_gradients, but=self.tensor_refs(given))
 
@@ -211,14 +211,13 @@ class LiveMemory:
     def record_backward(self, made: Iterable[Any]) -> None:
         """Record the gradients that a graph has made.
 
-        Reading a tensor's storage creates a share in that storage, and PyTorch then no longer accumulates in
-        place. So gradients are tracked by weak references to the tensors, which live until the gradients are
-        consumed.
+        A reference to a tensor's storage would stop PyTorch from accumulating gradients in place. So
+        gradients are tracked by weak references to the tensors, which live until the gradients are consumed.
         """
         self._new_gradients += self.tensor_refs(made)
 
     def tensor_refs(self, values: Iterable[Any]) -> list[TensorRef]:
-        """Return weak entries of the tensors on the device, without a share in their storage."""
+        """Return weak references to the tensors on the device, without references to their storages."""
         plain = (
             tensor for value in values for tensor in _inner_tensors(value) if tensor.device == self.device
         )
@@ -260,7 +259,7 @@ class LiveMemory:
     def _later_gradients(self, number: int) -> int:
         """Return the bytes of pending gradients of the parameters of later graphs.
 
-        Parameters that a module has twice count too.
+        A parameter that occurs twice in a module counts twice.
         """
         read = {key for earlier, given in self._given.items() if earlier <= number for key in given}
         found: Memories = {}
@@ -280,7 +279,7 @@ def device_with_most(sizes: Mapping[torch.device, int]) -> torch.device:
 
 
 def total(memories: Mapping[StorageWeakRef, int], *but: Memories) -> int:
-    """Return the bytes of memories that are not in any of `but`."""
+    """Return the total bytes of the memories that are in none of `but`."""
     return sum(size for memory, size in memories.items() if not any(memory in some for some in but))
 
 

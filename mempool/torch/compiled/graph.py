@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from mempool.torch.compiled.costs import hint, is_pytorchs_own, roofline_seconds
-from mempool.torch.compiled.joint_graph import is_several
+from mempool.torch.compiled.joint_graph import has_several_results
 from solvers.rewriting import Graph, Role
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FORWARD = ("is_forward", "must_be_in_forward")
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """A numbered graph and the nodes that the numbers stand for.
+    """A joint graph as numbers, with the node of each number.
 
     Attributes:
         graph: the step as columns.
@@ -35,7 +35,7 @@ class CapturedGraph:
         values: the node of each value; None for an unused result and for memory outside the graph.
         sizes: the bytes of each value, as a symbol if they depend on sizes known only at run time.
         inputs: the value of each placeholder, in order.
-        outputs: the value of each output, in order; -1 if an output is no value.
+        outputs: the value of each output, in order; -1 for an output that is no tensor.
         forward_outputs: number of outputs of the forward pass, which come first.
     """
 
@@ -60,13 +60,13 @@ class CapturedGraph:
         return tuple(sorted(value for value in made if graph.producer[value] >= 0))
 
     def arguments_at(self, places: Iterable[int]) -> tuple[int, ...]:
-        """Return the values of the function's arguments at some positions."""
+        """Return the values of the function's arguments at the positions `places`."""
         names = {f"primals_{place + 1}" for place in places}
         return tuple(value for value in self.inputs if str(self.values[value]) in names)
 
     @cached_property
     def incoming_gradients(self) -> tuple[int, ...]:
-        """Return the gradients given to the backward pass."""
+        """Return the values of the gradients that the backward pass receives."""
         return tuple(value for value in self.inputs if _is_tangent(self.values[value]))
 
 
@@ -79,17 +79,18 @@ def capture(
 ) -> CapturedGraph:
     """Convert the joint graph of a step.
 
-    Parameters, buffers and other inputs stay for the whole step and never move; results of the forward pass
-    and gradients stay to the end of the step. Forward operations are all operations up to the last one that
-    the forward pass needs. Control edges keep the order of operations that draw random numbers, communicate
-    or are opaque, and of writers and readers of the same value; a value that is written to does not move.
+    Parameters, buffers and other inputs live for the whole step and never move; results of the forward pass
+    and gradients live to the end of the step. Forward operations are all operations up to the last one that
+    the forward pass needs. Control edges preserve the order of operations that draw random numbers,
+    communicate or are opaque, and of writers and readers of the same value. A value that an operation
+    overwrites does not move.
 
     Args:
         joint: a graph with fake tensors in ``meta["val"]``, as made by AOTAutograd.
         forward_outputs: number of outputs of the forward pass, which come first.
         seconds: returns the seconds of a node; default: the roofline minimum on
             `mempool.hardware.gpu_throughput.DEFAULT`.
-        outside_bytes: bytes in use all the time, such as an optimizer's state; added as one more input.
+        outside_bytes: bytes in use for the whole step, such as an optimizer's state; added as an input.
     """
     values = ValueTable()
     operations: list[fx.Node] = []
@@ -111,8 +112,8 @@ def capture(
     outputs = [values.results[result][0] if isinstance(result, torch.fx.Node) else -1 for result in returned]
     forward = _forward(nodes, returned[:forward_outputs])
     graph = Graph(
-        **_of_operations(operations, values, forward, seconds or roofline_seconds()),
-        **_of_values(
+        **_operation_columns(operations, values, forward, seconds or roofline_seconds()),
+        **_value_columns(
             values,
             outputs,
             [values.results[node_written][0] for node in operations for node_written in writes(node)],
@@ -143,15 +144,15 @@ def _forward(nodes: Sequence[fx.Node], outputs: Sequence[Any]) -> set[fx.Node]:
     return set(nodes[: last + 1])
 
 
-def _of_operations(
+def _operation_columns(
     operations: list[fx.Node], values: ValueTable, forward: set[fx.Node], seconds: Callable[[fx.Node], float]
 ) -> dict[str, Any]:
     count = len(operations)
     reads = [values.read(node) for node in operations]
     base = np.array(values.base, np.int64)
-    kinds, kind = _indices([_kind(node) for node in operations])
-    modules, module = _indices(_modules(operations))
-    control, repeatable = _effects(operations, values, [set(base[row].tolist()) for row in reads])
+    kinds, kind = _distinct_texts([_kind_of(node) for node in operations])
+    modules, module = _distinct_texts(_module_paths(operations))
+    control, repeatable = _order_constraints(operations, values, [set(base[row].tolist()) for row in reads])
     return {
         "seconds": np.array([seconds(node) for node in operations]),
         "workspace": np.zeros(count),
@@ -169,7 +170,7 @@ def _of_operations(
     }
 
 
-def _of_values(values: ValueTable, outputs: list[int], written: list[int]) -> dict[str, Any]:
+def _value_columns(values: ValueTable, outputs: list[int], written: list[int]) -> dict[str, Any]:
     base = np.array(values.base, np.int64)
     producer = np.array(values.producer, np.int64)
     lasting = (producer < 0) & ~np.array([_is_tangent(node) for node in values.node], bool)
@@ -195,18 +196,18 @@ def _is_tangent(node: fx.Node | None) -> bool:
     return node is not None and node.op == "placeholder" and "tangents" in str(node.target)
 
 
-def _kind(node: fx.Node) -> str:
+def _kind_of(node: fx.Node) -> str:
     return str(getattr(node.target, "overloadpacket", getattr(node.target, "__name__", node.target)))
 
 
-def _indices(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def _distinct_texts(texts: list[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Return the distinct texts in sorted order, and the index of each text."""
     each = sorted(set(texts))
     place = {text: i for i, text in enumerate(each)}
     return tuple(each), np.array([place[text] for text in texts], np.int64)
 
 
-def _modules(operations: list[fx.Node]) -> list[str]:
+def _module_paths(operations: list[fx.Node]) -> list[str]:
     """Return the innermost module path of each operation; for backward, that of the forward operation."""
     of_number: dict[Any, str] = {}
     paths = []
@@ -220,10 +221,10 @@ def _modules(operations: list[fx.Node]) -> list[str]:
     return paths
 
 
-def _effects(
+def _order_constraints(
     operations: list[fx.Node], values: ValueTable, touched: list[set[int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return pairs of operations that keep their order, and a mask of the operations that may run again."""
+    """Return pairs of operations whose order is fixed, and a mask of the operations that may run again."""
     ordered = [i for i, node in enumerate(operations) if is_ordered(node)]
     pairs = set(pairwise(ordered))
     repeatable = np.ones(len(operations), bool)
@@ -242,7 +243,7 @@ class ValueTable:
     """Columns of `solvers.rewriting.Graph`, filled one value at a time in the order of the nodes.
 
     Attributes:
-        node: the node of each value; None for a result that no node names.
+        node: the node of each value; None for an unused result.
         symbolic: the bytes of each value, as a symbol if they depend on sizes known only at run time.
         device: the device type of each value; "" for a number.
         results: maps a node to the values of the results; -1 where a result is no value. Nested results are
@@ -273,21 +274,21 @@ class ValueTable:
     def add_results(self, node: fx.Node, producer: int) -> None:
         """Add the results of an operation."""
         held = node.meta.get("val")
-        if is_several(held):
-            self.results[node] = self._parts(held, producer)
+        if has_several_results(held):
+            self.results[node] = self._add_parts(held, producer)
         else:
             self.results[node] = [self._add(node, held, producer)]
 
     def add_getitem(self, node: fx.Node) -> bool:
-        """Return true if a node only names one of several results; the node then stands for that value."""
+        """Bind a `getitem` node to the value of the result that it selects; return false for other nodes."""
         if node.target is not operator.getitem:
             return False
         source, index = node.args
-        if source.op != "call_function" or not is_several(source.meta.get("val")):
+        if source.op != "call_function" or not has_several_results(source.meta.get("val")):
             return False
         value = self.results[source][index]
-        self.results[node] = value if is_several(value) else [value]
-        if not is_several(value) and value >= 0:
+        self.results[node] = value if has_several_results(value) else [value]
+        if not has_several_results(value) and value >= 0:
             self.node[value] = node
         return True
 
@@ -297,11 +298,11 @@ class ValueTable:
         torch.fx.map_arg((node.args, node.kwargs), lambda node: found.extend(tree_leaves(self.results[node])))
         return [value for value in found if value >= 0]
 
-    def _parts(self, held: Any, producer: int) -> list[Any]:
+    def _add_parts(self, held: Any, producer: int) -> list[Any]:
         """Add several results, which may be nested."""
         return [
-            self._parts(part, producer)
-            if is_several(part)
+            self._add_parts(part, producer)
+            if has_several_results(part)
             else -1
             if part is None
             else self._add(None, part, producer)

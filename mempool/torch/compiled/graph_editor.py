@@ -1,4 +1,4 @@
-"""Edit both graphs of a step: node numbers, insertion points, and values saved for the backward pass."""
+"""Editing of both graphs of a step: node numbers, insertion points, and saved values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from mempool.torch.compiled.joint_graph import FORWARD_NAME, is_several, mode_of, output_of
+from mempool.torch.compiled.joint_graph import FORWARD_NAME, fake_mode_of, has_several_results, output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InsertionPoints:
-    """Insertion points of a graph, one after each original node; a slot keeps the insertion order."""
+    """Insertion points of a graph: a slot after each original node, in which insertions keep their order."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
@@ -31,7 +31,7 @@ class InsertionPoints:
 
     @contextlib.contextmanager
     def after(self, node: fx.Node) -> Iterator[None]:
-        """Insert into the slot after an operation, behind earlier insertions there."""
+        """Insert at the end of the slot after an operation."""
         parts = getitem_nodes(producing_node(node))
         while node.next in parts:
             node = node.next
@@ -42,11 +42,11 @@ class InsertionPoints:
             self._slot = None
 
     def before(self, node: fx.Node) -> Any:
-        """Insert at the end of the slot before an operation: after the insertions made there so far."""
+        """Insert at the end of the slot before an operation."""
         return self.after(self._before[node])
 
     def directly_before(self, node: fx.Node) -> Any:
-        """Insert directly before an operation, behind everything in the slot."""
+        """Insert directly before an operation, after all present and future insertions of the slot."""
         return self.graph.inserting_before(node)
 
     def begin(self) -> Any:
@@ -58,7 +58,7 @@ class InsertionPoints:
         """Add a call of an operator, with a fake tensor as the traced result."""
         node = self.graph.call_function(operation, args)
         values, _ = fx.map_arg((node.args, node.kwargs), lambda node: node.meta.get("val"))
-        fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
+        fake = next(filter(None, map(fake_mode_of, node.all_input_nodes)), None)
         if fake is not None:
             with fake:
                 node.meta["val"] = operation(*values)
@@ -69,7 +69,7 @@ class InsertionPoints:
 
 def getitem_nodes(producer: fx.Node) -> list[fx.Node]:
     """Return the `getitem` nodes of an operation's results, including those of nested results."""
-    if not is_several(producer.meta.get("val")):
+    if not has_several_results(producer.meta.get("val")):
         return []
     parts = [user for user in producer.users if user.target is operator.getitem]
     return [part for part in parts for part in (part, *getitem_nodes(part))]
@@ -77,15 +77,15 @@ def getitem_nodes(producer: fx.Node) -> list[fx.Node]:
 
 def result_nodes(producer: fx.Node) -> list[fx.Node]:
     """Return the operation itself, or the `getitem` nodes if the operation has several results."""
-    if not is_several(producer.meta.get("val")):
+    if not has_several_results(producer.meta.get("val")):
         return [producer]
-    return [part for part in getitem_nodes(producer) if not is_several(part.meta.get("val"))]
+    return [part for part in getitem_nodes(producer) if not has_several_results(part.meta.get("val"))]
 
 
 def producing_node(result: fx.Node) -> fx.Node:
     """Return the operation that makes a result."""
     source = result.args[0] if result.target is operator.getitem else None
-    if isinstance(source, fx.Node) and is_several(source.meta.get("val")):
+    if isinstance(source, fx.Node) and has_several_results(source.meta.get("val")):
         return producing_node(source)
     return result
 
@@ -94,10 +94,10 @@ _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
 
 class SavedValues:
-    """The forward nodes available in the backward graph; nodes can be added, and unused ones removed.
+    """The forward nodes that the backward graph receives; nodes can be added, and unused ones removed.
 
-    AOTAutograd expects tensors, then numbers, in the forward graph's results; numbers, then tensors, in the
-    backward graph's placeholders.
+    AOTAutograd expects the forward graph's results as tensors, then numbers, and the backward graph's
+    placeholders as numbers, then tensors.
     """
 
     def __init__(self, halves: GraphPair) -> None:
@@ -110,11 +110,11 @@ class SavedValues:
         self._first_tensor: fx.Node = tensors[0] if tensors else self.begin
 
     def find(self, node: fx.Node) -> fx.Node | None:
-        """Return the backward node of a forward node, or None if the forward node is not handed over."""
+        """Return the backward node of a forward node, or None if the forward node is not saved."""
         return self._given.get(node.name)
 
     def get(self, node: fx.Node) -> fx.Node:
-        """Return the backward node of a forward node; add the hand-over if missing."""
+        """Return the backward node of a forward node; save the forward node if necessary."""
         if node.name in self._given:
             return self._given[node.name]
         graph = self.halves.backward.graph
@@ -143,19 +143,19 @@ class SavedValues:
 
     @property
     def begin(self) -> fx.Node:
-        """Return the first backward node that is no placeholder."""
+        """Return the first backward node after the placeholders."""
         return next(n for n in self.halves.backward.graph.nodes if n.op != "placeholder")
 
     def update_outputs(self) -> None:
-        """Update both graphs so that exactly the used nodes are handed over."""
+        """Update both graphs so that exactly the used nodes are saved."""
         halves = self.halves
         gone = {name: n for name, n in self._given.items() if not n.users and _is_tensor(n)}
-        before = [node for node in halves.saved if node.name not in gone]  # numbers stay: sizes may need them
+        before = [node for node in halves.saved if node.name not in gone]  # sizes may need the numbers
         new = [self._forward_of[name] for name in self._new if name not in gone]
         tensors = [node for node in reversed(new) if not is_number(node)]
         for node in gone.values():
             halves.backward.graph.erase_node(node)
-        _return(halves, [*tensors, *before, *filter(is_number, new)])
+        _set_outputs(halves, [*tensors, *before, *filter(is_number, new)])
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -167,18 +167,18 @@ def is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), _NUMBERS)
 
 
-def _return(halves: GraphPair, saved: Sequence[fx.Node]) -> None:
+def _set_outputs(halves: GraphPair, saved: Sequence[fx.Node]) -> None:
     output = output_of(halves.forward)
     results: Any = output.args[0]
     output.args = ((*results[: halves.outputs], *saved),)
     if "desc" in output.meta:
-        output.meta["desc"] = [*output.meta["desc"][: halves.outputs], *_described(saved)]
+        output.meta["desc"] = [*output.meta["desc"][: halves.outputs], *_output_descriptions(saved)]
     if "output_stack_traces" in output.meta:
         traces = output.meta["output_stack_traces"][: halves.outputs]
         output.meta["output_stack_traces"] = [*traces, *(n.meta.get("stack_trace") for n in saved)]
 
 
-def _described(saved: Sequence[fx.Node]) -> list[Any]:
+def _output_descriptions(saved: Sequence[fx.Node]) -> list[Any]:
     from torch._functorch._aot_autograd import descriptors
 
     unchecked = getattr(descriptors, "SavedForBackwardsNoVcCheckAOTOutput", None)
@@ -195,11 +195,11 @@ class NodeIndex:
     Attributes:
         halves: the two graphs.
         graph: the numbered graph.
-        value: the node of each value in the graph that makes the value; None if no node exists.
+        value: the node of each value, in the graph that makes it; None if no node exists.
         operation: the node of each operation.
         run: the run of each node; for the node of a recomputation, the run of the recomputation.
         recomputed_node: the node of the second run of an operation.
-        saved_values: the values handed from the forward to the backward graph.
+        saved_values: the values saved by the forward graph for the backward graph.
     """
 
     def __init__(self, merged: MergedGraph, captured: CapturedGraph) -> None:
@@ -216,7 +216,7 @@ class NodeIndex:
         return node in self._forward
 
     def views(self, base: int) -> list[int]:
-        """Return the values that operations make in the memory of another value, the last one first."""
+        """Return the values that are views of another value, the last one first."""
         found = (self.graph.base == base).nonzero()[0].tolist()
         made = [v for v in found if v != base and self.value[v] is not None and self.graph.producer[v] >= 0]
         return sorted(made, key=lambda v: -int(self.graph.producer[v]))
@@ -227,12 +227,12 @@ class NodeIndex:
 
     @cached_property
     def forward(self) -> GraphSide:
-        """Return the forward graph; to be called after all recomputations are inserted."""
+        """Return the forward graph; valid after all recomputations are inserted."""
         return GraphSide(self, self.halves.forward, inside=True)
 
     @cached_property
     def backward(self) -> GraphSide:
-        """Return the backward graph; to be called after all recomputations are inserted."""
+        """Return the backward graph; valid after all recomputations are inserted."""
         return GraphSide(self, self.halves.backward, inside=False)
 
 
@@ -257,7 +257,7 @@ class GraphSide:
         return None if self.is_forward else self._step.saved_values.find(node)
 
     def get(self, node: fx.Node) -> fx.Node:
-        """Return the counterpart of a node in this graph, handed over if necessary."""
+        """Return the counterpart of a node in this graph; save the node if necessary."""
         if self.is_forward or node.graph is self.graph:
             return node
         return self._step.saved_values.get(node)

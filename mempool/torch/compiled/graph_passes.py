@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 def begin_offload(step: NodeIndex, swap: Offload, host_limit: int, at: int) -> fx.Node:
-    """Insert the begin of an offload; `at` is the offset in the host arena, or -1 for any place."""
+    """Insert the start of an offload; `at` is the offset in the host arena, or -1 for any offset."""
     value, slots = step.value[swap.value], step.forward.slots
     assert value is not None
-    # Otherwise inductor would compute a value that is not yet in memory twice: once into memory that only the
-    # copy reads, and once for the other readers.
+    # Otherwise inductor would compute a value that is not yet in memory twice: into memory for the copy
+    # alone, and for the other readers.
     value.meta["inductor_realize_to_strides"] = True
     with slots.after(value) if swap.after < 0 else _begin_point(step, swap.after):
         return slots.call(ops.offload, value, host_limit, at)
@@ -54,7 +54,7 @@ def end_offload(step: NodeIndex, swap: Offload, ticket: fx.Node, *, at_once: boo
         step: both graphs.
         swap: the decision.
         ticket: the begin of the offload.
-        at_once: true if the offload is synchronous and happens here; the begin is unused then.
+        at_once: true for a synchronous offload at this point, without a start.
     """
     slots = step.forward.slots
     with _end_point(step, swap, ticket):
@@ -64,7 +64,7 @@ def end_offload(step: NodeIndex, swap: Offload, ticket: fx.Node, *, at_once: boo
 
 
 def _end_point(step: NodeIndex, swap: Offload, ticket: fx.Node) -> Any:
-    """Return the insertion point for the end of an offload, at the latest before a forward reload begins."""
+    """Return the insertion point for the end of an offload, before any forward reload of the value."""
     slots = step.forward.slots
     back = {run for reload in swap.reloads for run in reload.consumers}
     readers = sorted(_readers(step, swap, ticket))
@@ -80,7 +80,7 @@ def _end_point(step: NodeIndex, swap: Offload, ticket: fx.Node) -> Any:
 
 
 def _readers(step: NodeIndex, swap: Offload, ticket: fx.Node) -> Iterator[fx.Node]:
-    """Yield forward operations after the begin of an offload that read the value or a view."""
+    """Yield the forward operations after the start of an offload that read the value or a view."""
     for value in (swap.value, *step.views(swap.value)):
         node = step.forward.find(value)
         for user in () if node is None else node.users:
@@ -97,7 +97,7 @@ def insert_reload(
     *,
     at_once: bool,
 ) -> None:
-    """Give the readers of one reload the reloaded value and views of that value, within one graph.
+    """Redirect the readers of one reload, within one graph, to the reloaded value and its views.
 
     Args:
         step: both graphs.
@@ -152,7 +152,7 @@ def _reload_asynchronously(
 
 
 def _reload_point(step: NodeIndex, side: GraphSide, reload: Reload, ticket: fx.Node, first: fx.Node) -> Any:
-    """Return the insertion point for the begin of a reload, never before the end of the offload."""
+    """Return the insertion point for the start of a reload, after the end of the offload."""
     if reload.trigger < 0:
         return side.slots.directly_before(first)
     count = len(step.graph)
@@ -196,9 +196,9 @@ def _size_argument(
 
 
 def recompute(step: NodeIndex, values: Iterable[int]) -> None:
-    """Recompute values and the views of them that are read, each right before the first reader.
+    """Insert the recomputation of values and of their used views, each directly before the first reader.
 
-    Inputs of a recomputation are handed over, unless they are recomputed as well.
+    Inputs of a recomputation are saved, unless they are recomputed as well.
     """
     chosen = set(values)
     follow = {v for base in chosen for v in step.views(base) if step.is_forward(step.value[v])}
@@ -243,8 +243,9 @@ def apply(
         rewriting: the decision, valid for `solvers.rewriting.apply`; the forward pass makes the offloaded
             values.
         host_limit: most bytes of host memory; 0: half of the free memory.
-        own_bytes: copies of at most this size are made synchronously, at the time when they must have ended.
-        places: by value, the offset of the copy in the host arena; a value without an entry goes anywhere.
+        own_bytes: copies up to this size are synchronous, at the latest possible point.
+        places: by value, the offset of the copy in the host arena; a value without an entry may use any
+            offset.
 
     Returns:
         The run of each node of the two graphs that runs an operation.
@@ -252,9 +253,9 @@ def apply(
     step, place = NodeIndex(merged, captured), Runs(captured.graph, rewriting).place
     end = len(captured.graph), True, 0
     recompute(step, rewriting.recomputed)
-    # In one slot, first offloads begin, then other offloads end, then reloads begin: so reloads find room.
+    # In one slot, offloads start first, then other offloads end, then reloads start and find room.
     at = (places or {}).get
-    # Copies of one slot are made in the order in which they are waited for, as the simulation has them.
+    # Copies of one slot start in the order of their waits, as in the simulation.
     leaving = sorted(rewriting.offloads, key=lambda swap: place(swap.release) if swap.release >= 0 else end)
     begun = [(swap, begin_offload(step, swap, host_limit, at(swap.value, -1))) for swap in leaving]
     small = {swap.value for swap in rewriting.offloads if captured.graph.size[swap.value] <= own_bytes}
@@ -267,8 +268,7 @@ def apply(
     )
     for swap, handle in ended:
         at_once = swap.value in small
-        # The last reload first: the readers are found through views that an earlier reload has not copied
-        # yet.
+        # The last reload first: readers are found through views, which earlier reloads replace by copies.
         for side in (step.backward, step.forward):
             for reload in sorted(swap.reloads, key=lambda reload: min(reload.consumers), reverse=True):
                 insert_reload(step, side, swap.value, reload, handle, at_once=at_once)

@@ -23,9 +23,8 @@ FORWARD_NAME = "mempool_forward_name"
 class GraphPair:
     """A forward and a backward graph as made by AOTAutograd's partitioners.
 
-    The forward graph returns ``outputs`` results, then the saved values under the names that the backward
-    graph uses: tensors, then numbers. A backward node that is not computed there has the name of the forward
-    node.
+    The forward graph returns ``outputs`` results, then the saved values: tensors, then numbers. The backward
+    graph's placeholder of a saved value has the name of the forward node.
 
     Attributes:
         forward: the forward graph.
@@ -70,8 +69,8 @@ class MergedGraph:
     halves: GraphPair
     source: dict[fx.Node, fx.Node]
 
-    def copied(self) -> MergedGraph:
-        """Return the same with copies of the two graphs."""
+    def copy(self) -> MergedGraph:
+        """Return a copy with copies of the two graphs."""
         made: dict[fx.Node, fx.Node] = {}
 
         def copy(module: fx.GraphModule) -> fx.GraphModule:
@@ -143,7 +142,7 @@ def _add_draw_metadata(graph: fx.Graph) -> None:
     for name in _DRAWS:
         target = getattr(torch._prims.rng_prims, name, None)
         for node in graph.find_nodes(op="call_function", target=target):
-            fake = next(filter(None, map(mode_of, node.all_input_nodes)), None)
+            fake = next(filter(None, map(fake_mode_of, node.all_input_nodes)), None)
             if fake is None or "val" in node.meta:
                 continue
             place = next(
@@ -164,9 +163,9 @@ def _add_draw_metadata(graph: fx.Graph) -> None:
 def _retrace(node: fx.Node) -> None:
     """Compute the fake tensors of an operation again from the fake tensors of the present arguments.
 
-    A result that a compiler recomputes has separate memory, which the copied metadata does not show.
+    A recomputed result has separate memory, which the copied metadata does not show.
     """
-    fake = mode_of(node)
+    fake = fake_mode_of(node)
     if fake is None:
         return
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda node: node.meta.get("val"))
@@ -180,12 +179,12 @@ def _retrace(node: fx.Node) -> None:
             )
 
 
-def is_several(held: Any) -> bool:
-    """Return true for the value of a node with several results, which other nodes take apart."""
+def has_several_results(held: Any) -> bool:
+    """Return true for the value of a node with several results, which `getitem` nodes select."""
     return isinstance(held, (tuple, list))
 
 
-def mode_of(node: fx.Node) -> Any:
+def fake_mode_of(node: fx.Node) -> Any:
     """Return the fake tensor mode of a node's value, or None."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
     return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, torch._subclasses.FakeTensor)), None)

@@ -1,7 +1,7 @@
 """Operators for offload and reload in graphs: asynchronous with a separate wait, or synchronous.
 
-The operators take and return tensors only, so that data dependencies alone give the order for any graph
-compiler: nothing is mutated, nothing aliased.
+The operators take and return tensors only, and mutate and alias none, so that any graph compiler derives the
+order from data dependencies alone.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 LIBRARY = torch.library.Library("mempool", "DEF")
 _PLACE = "SymInt[] size, SymInt[] stride, ScalarType dtype, Device device"
-#: Tag that makes a graph compiler lay out an offloaded value as traced, so that the reload needs no second
-#: copy.
+#: Tag that makes a graph compiler use the traced strides for an offloaded value, so that the reload needs no
+#: second copy.
 _AS_TRACED = (torch.Tag.needs_fixed_stride_order,)
 LIBRARY.define("offload(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
-# The wait takes the offloaded value as an argument, which keeps the value alive until the copy has ended.
-# Otherwise a compiler may reuse that memory.
+# The wait has the offloaded value as an argument, so that a compiler keeps the memory until the copy ends.
 LIBRARY.define("offload_wait(Tensor ticket, Tensor value) -> Tensor")
 LIBRARY.define("offload_sync(Tensor value, int host_limit, int at=-1) -> Tensor", tags=_AS_TRACED)
 LIBRARY.define(f"reload(Tensor ticket, {_PLACE}) -> Tensor")

@@ -1,4 +1,4 @@
-"""State of the optimizers of a compiled module's parameters: present state, and state of the first step."""
+"""State of the optimizers of a module's parameters: present state, and future state of the first step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mempool.torch.compiled.options import TUNABLES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-#: Tensors of a parameter's size that an optimizer of PyTorch makes for each parameter in its first step, by
-#: the options of the parameter's group. `Adagrad` makes its state before; `Adafactor` and `LBFGS` make other
-#: sizes.
+#: Number of tensors of a parameter's size that an optimizer of PyTorch makes for each parameter in its first
+#: step, by the options of the parameter's group. `Adagrad` makes its state earlier; `Adafactor` and `LBFGS`
+#: make tensors of other sizes.
 _STATE_TENSORS: dict[type, Callable[[dict[str, Any]], int]] = {
     torch.optim.Adadelta: lambda _: 2,
     torch.optim.Adam: lambda group: 2 + bool(group["amsgrad"]),
@@ -31,10 +31,10 @@ _STATE_TENSORS: dict[type, Callable[[dict[str, Any]], int]] = {
 
 
 def optimizer_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[Any]:
-    """Yield the state that optimizers of any kind keep, in dictionaries keyed by parameters.
+    """Yield the dictionaries, keyed by parameters, in which optimizers of any kind keep their state.
 
-    Only some parameters are searched for referrers, since the search takes longer the more parameters are
-    searched. An optimizer that has none of these parameters is not found.
+    The optimizers are found among the referrers of a few parameters, since a search for all would be slow. An
+    optimizer that has none of these parameters is not found.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for holder in gc.get_referrers(*trained[:: max(len(trained) // TUNABLES.searched_parameters, 1)]):
@@ -52,7 +52,8 @@ def states_in(holder: Mapping[Any, Any], parameters: Sequence[torch.nn.Parameter
 def future_states(parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.nn.Parameter, int]]:
     """Yield parameters without state, with the number of state tensors that the first step makes.
 
-    Only PyTorch's own optimizers are known. All parameters of an optimizer count, whatever their module.
+    Only PyTorch's own optimizers are known. All parameters of an optimizer count, also those of other
+    modules.
     """
     for optimizer in _optimizers(parameters):
         count = _STATE_TENSORS.get(type(optimizer))

@@ -13,7 +13,7 @@ from mempool.units import parse_bytes
 from solvers.swap.link import Link, parse_link
 
 INNER = ("inductor", "eager")
-#: A limit in bytes that no graph reaches, until the limit is decided.
+#: An unreachable limit in bytes, in effect until a relative limit is decided.
 UNDECIDED = 1 << 60
 
 
@@ -27,7 +27,7 @@ class Options:
         inner: the compiler of the graphs: "inductor", or "eager", which runs each operation by itself.
         link: the transfer times of copies; None: measured on this machine when needed.
         host_limit: most bytes of host memory for copies; 0: half of the free memory.
-        beside: bytes on the device outside all graphs, such as the optimizer's state: part of the limit.
+        beside: bytes within the limit that are outside all graphs, such as the optimizer's state.
         name: name of the model in the report; models with the same name and options share one limit.
         share: the limit as a share of a graph's peak without a limit, 0 to 1; 0: the limit is in bytes.
     """
@@ -48,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Tunables:
-    """Constants of measurements, searches and observations, which no user sets.
+    """Constants of measurements, searches and observations; users cannot set them.
 
     Attributes:
         timed_runs: timed runs per distinct call of an operation, after one warm-up run; the median
@@ -70,24 +70,22 @@ class Tunables:
         shared_limits: most calls of `torch.compile` whose graphs are remembered for the report.
         decision_rounds: most decisions per graph while searching for one whose runs keep no more
             bytes than the decision assumed.
-        kept_steps: steps of the binary search for the bytes that each run may keep, beyond the bytes
+        kept_steps: steps of the binary search for the bytes that each run may keep in excess of the bytes
             that a run must keep.
         observed_steps: steps that are observed after a compilation.
         observed_runs: most runs that are observed after a compilation.
         recompilations: most recompilations of a graph because of observations.
-        ignored_rise: rise of the high-water mark that is ignored, as a share of the limit, such as
-            that of a program that slowly collects data.
-        ignored_excess: excess over a limit that is ignored, as a share of the limit.
-        searched_parameters: parameters, at least, whose referrers are searched for the optimizers'
+        ignored_rise: ignored rise of the high-water mark, as a share of the limit; some programs slowly
+            collect data.
+        ignored_excess: ignored excess over a limit, as a share of the limit.
+        searched_parameters: least number of parameters whose referrers are searched for the optimizers'
             state.
         size_doublings: most doublings of the dynamic sizes in the search for the sizes that fit.
         size_halvings: steps of the binary search that follows the doublings.
-        same_kernels_share: largest reduction of the requested limit, as a share of the limit, at
-            which the compiler's own kernels are tried again: the same kernels may well hold a limit
-            that is so little exceeded.
-        unused_share: unused share of a limit up to which a request for more bytes is not worthwhile.
-        lost_share: lost share of a step's time up to which a request for more bytes is not
-            worthwhile.
+        same_kernels_share: if the compiler's own kernels exceed the limit by at most this share, a request
+            reduced by the excess uses the same kernels again instead of small kernels.
+        unused_share: a request for more bytes pays only if a larger share of the limit is unused.
+        lost_share: a request for more bytes pays only if a larger share of a step's time is lost.
         lower_requests: most requests of a lower limit.
         higher_requests: most requests of a higher limit.
         small_kernel_buffers: most distinct buffers that a small kernel reads and writes (inductor's

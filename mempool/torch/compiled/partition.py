@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 class Partition:
     """The partitioner of joint graphs for one compiled graph.
 
-    Without a limit nothing is changed: the graphs are those of PyTorch's partitioner for the
-    inner compiler.
+    Without a limit, the graphs are those of PyTorch's partitioner for the inner compiler.
 
     Attributes:
         options: the options of the backend.
@@ -50,7 +49,7 @@ class Partition:
         number: the number of the graph being compiled.
         more: true if the function continues after this graph.
         argument_count: number of arguments of the function.
-        external: memory in use outside the graph, as far as known when the graph is compiled.
+        external: known memory in use outside the graph when the graph is compiled.
         timer: the times of the two graphs.
         passes: kernel passes of the forward graph (False) and the backward graph (True), if fused.
         donated: positions of the backward inputs that a compiler may overwrite.
@@ -153,8 +152,8 @@ class Partition:
     ) -> tuple[Mapping[int, int], int]:
         """Reserve host memory for the copies of all runs; return the offset by value, and the end."""
         begin = self.shared_limit.host_before(self.number)
-        places = place_copies(decision.captured.graph, decision.rewriting).shifted(begin)
-        host_end = begin + places.size * runs  # other runs get the places behind
+        places = place_copies(decision.captured.graph, decision.rewriting).shift(begin)
+        host_end = begin + places.size * runs  # other runs use the offsets behind
         if places.at:
             with _disable_current_modes():
                 RUNTIME.engine(device_of(merged.module), self.options.host_limit).reserve(host_end)
@@ -177,7 +176,7 @@ def incoming_gradients(backward: fx.GraphModule) -> slice:
 
 
 def has_one_input_per_argument(joint: fx.GraphModule, count: int) -> bool:
-    """Return true if the joint graph has one input per function argument: false if arguments share memory."""
+    """Return true if the joint graph has one input per argument; false if arguments share memory."""
     return count == sum("primals" in str(node.target) for node in joint.graph.find_nodes(op="placeholder"))
 
 
@@ -196,7 +195,7 @@ def subgraph_operations(joint: fx.GraphModule) -> list[str]:
 def eliminate_common_subexpressions(joint: fx.GraphModule) -> None:
     """Eliminate common subexpressions, as PyTorch's other partitioner does.
 
-    The pass is skipped where two random draws or two calls of a foreign operator might be merged.
+    The pass is skipped if it might merge two random draws or two calls of a foreign operator.
     """
     ordered = (node for node in joint.graph.nodes if is_ordered(node))
     if config.cse and all(get_aten_target(node) in rand_ops for node in ordered):

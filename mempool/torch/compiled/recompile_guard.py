@@ -1,4 +1,4 @@
-"""Compare the memory outside a running graph with the assumed bytes, and recompile the graph if exceeded."""
+"""Guard of a graph's runs: recompiles the graph if the memory outside exceeds the assumed bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunGuard:
         observer: the observations of all graphs that share the limit.
         graphs: the graphs that share the limit.
         number: the number of the graph.
-        results: number of results that the function requests from the graph; by default all results.
+        results: number of results that the function uses from the graph; by default all results.
         incoming_gradients: the inputs of the backward pass that are gradients.
         parameters: bytes of the parameters that the graph does not read.
         compiled: the decision about the graph; None if there is no decision, as for a graph that has no
@@ -92,7 +92,7 @@ class RunGuard:
             self._begin_run(backward=True)
             gradients = live_memory.tensor_refs(
                 arguments[self.incoming_gradients]
-            )  # only this run has a share in the gradients
+            )  # only this run refers to the gradients
             if self.compiled is not None:
                 given = live_memory.memories(
                     [*arguments[: self.incoming_gradients.start], *arguments[self.incoming_gradients.stop :]]
@@ -109,7 +109,7 @@ class RunGuard:
                         left = own.results
                     else:
                         given |= own.requested
-                    own.over = True
+                    own.has_ended = True
                 self._record_start(self.compiled, given, runs, left, arguments[self.incoming_gradients])
             result = run(arguments)
             live_memory.record_backward(result)
@@ -154,15 +154,15 @@ class RunGuard:
         Args:
             compiled: the decision about the graph.
             given: memory given to the run, without gradients.
-            runs: the other runs of the same graph that are not over.
-            left: memory that the decision assumed to be freed by then and that is still alive.
+            runs: the other runs of the same graph that have not ended.
+            left: live memory that the decision assumed to be freed before this run.
             gradients: gradients given to a backward run; None for a forward run.
         """
         observed, live_memory, backward = self.observed, self.observer.live_memory, gradients is not None
         others, parameters = live_memory.others(self.number) | left, live_memory.parameters()
-        if not backward:  # a backward run need not read everything that the forward run has read
+        if not backward:  # a backward run may read fewer parameters
             self.parameters = max(self.parameters, total(parameters, given))
-        waiting = {memory: size for run in runs for memory, size in run.waits.items()}
+        waiting = {memory: size for run in runs for memory, size in run.awaited_memory.items()}
         own = {memory: size for run in runs for memory, size in run.all.items()}
         others |= live_memory.gradients()
         moment = RunStart(
@@ -170,7 +170,7 @@ class RunGuard:
             parameters=self.parameters,
             own=total(own, waiting, given, parameters, others),
             waiting=total(waiting, given, parameters, others),
-            runs=sum(bool(run.waits) for run in runs),
+            runs=sum(bool(run.awaited_memory) for run in runs),
             kept=compiled.decision.kept_bytes,
         )
         observed.note(moment, backward=backward)

@@ -1,4 +1,4 @@
-"""Records of the package: memory outside a graph, constraints, decisions and compiled graphs."""
+"""Record types of the package: memory outside a graph, constraints, decisions and compiled graphs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Constraints:
         freed_inputs: inputs that are freed after the forward pass unless the step keeps them.
         gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
         keep_least: keep as few bytes as possible between the forward and the backward pass.
-        keep_bytes: bytes that may be kept in spite of `keep_least`.
+        keep_bytes: bytes that may be kept even with `keep_least`.
         between_bytes: bytes that other code uses temporarily between the two passes.
         host_limit: host bytes for copies; None: as many as the options allow.
     """
@@ -76,12 +76,11 @@ class ExternalMemory:
     """Bytes on the device that are outside a graph and not among the graph's inputs.
 
     Attributes:
-        held: bytes that other graphs of the same function hold: saved values and results still in use; plus
+        held: bytes that other graphs of the same function hold for saved values and live results, plus
             gradients of earlier steps.
-        kept: the part of `held` that other graphs save, results included if a graph saves them for the
-            backward pass.
-        own: bytes held by other runs of the same graph, or of another graph of the same code.
-        freed_inputs: positions of the graph's inputs that nothing else needs after the forward pass.
+        kept: the part of `held` that other graphs save for their backward passes, saved results included.
+        own: bytes held by other runs of the same graph or of another graph compiled from the same code.
+        freed_inputs: positions of the graph's inputs without other users after the forward pass.
         parameters: parameters and buffers that the graph does not read.
         gradients: additional gradients in the backward pass, of parameters that later graphs read.
         state: the optimizers' state, including state that PyTorch's own optimizers make in their first step.
@@ -115,7 +114,7 @@ class StepDecision:
         freed_values: inputs and results that are freed after the forward pass unless the step keeps them.
         gradients_stay: true if the gradients given to the backward pass stay alive until the pass ends.
         between_bytes: bytes that other code uses temporarily between the two passes.
-        own_bytes: size limit in bytes up to which the program makes copies itself.
+        own_bytes: largest size in bytes of a synchronous copy.
         kernel_memory: memory need of the fused kernels; None if operations are not fused.
     """
 
@@ -190,8 +189,8 @@ class HostPlacement:
     at: Mapping[int, int] = field(default_factory=dict)
     size: int = 0
 
-    def shifted(self, begin: int) -> HostPlacement:
-        """Return the same places shifted by `begin` bytes."""
+    def shift(self, begin: int) -> HostPlacement:
+        """Return the placement shift by `begin` bytes."""
         return HostPlacement({value: begin + at for value, at in self.at.items()}, self.size)
 
 
@@ -228,7 +227,7 @@ class CompiledGraph:
     """One compiled graph.
 
     Attributes:
-        number: grows in the order in which the graphs of a step first ran.
+        number: number of the graph, in the order of the first runs within a step.
         more: true if the function continues in another graph, as after a graph break.
         options: the options of the backend.
         decision: the decision about the graph.
@@ -236,8 +235,8 @@ class CompiledGraph:
         external: the memory assumed to be in use outside the graph.
         host_end: end of the planned places of the graph's copies, in bytes from the start of the host arena.
         bytes_kept_before: bytes that earlier graphs were predicted to keep when this graph was compiled.
-        kept_bytes_at: returns the bytes that the graph would keep between the passes within another limit;
-            None: as many as now, e.g. when the function's last graph, or another function, has been
+        kept_bytes_at: returns the bytes that the graph would keep between the passes within another limit.
+            None: the number does not change, e.g. after the function's last graph, or another function, was
             compiled.
         least_limit_bytes: least feasible limit if operations are not fused, which takes no compilation.
     """
@@ -254,9 +253,9 @@ class CompiledGraph:
     least_limit_bytes: int | None = None
 
     def kept_within(self, limit: int, external: int) -> int:
-        """Return the bytes kept between the passes within another limit.
+        """Return the bytes that the graph would keep between the passes within another limit.
 
-        Earlier graphs keep `external` bytes in that case.
+        Earlier graphs are assumed to keep `external` bytes.
         """
         if self.kept_bytes_at is None:
             return self.decision.kept_bytes
@@ -280,9 +279,9 @@ class RunStart:
     Attributes:
         others: bytes held by other graphs, and gradients.
         parameters: parameters and buffers that the graph does not read.
-        own: bytes held by other runs of the same graph, without those kept for their backward runs.
-        waiting: bytes that these runs keep for their backward runs.
-        runs: number of these runs that keep anything.
+        own: bytes held by other runs of the same graph, without their saved values.
+        waiting: bytes of the values that these runs saved for their backward runs.
+        runs: number of these runs with saved values.
         kept: bytes that each run was predicted to keep.
     """
 
@@ -294,7 +293,10 @@ class RunStart:
     kept: int = 0
 
     def bytes(self, kept: int | None = None) -> int:
-        """Return the total; with `kept`, under the assumption that each run keeps that many bytes."""
+        """Return the total bytes.
+
+        `kept`: assumed bytes that each run keeps, instead of the observed bytes.
+        """
         more = 0 if kept is None else self.runs * (kept - self.kept)
         return self.others + self.parameters + self.own + max(self.waiting + more, 0)
 
@@ -318,7 +320,7 @@ class Observations:
     _most: dict[tuple[bool, int], RunStart] = field(default_factory=dict)
 
     def note(self, moment: RunStart, *, backward: bool) -> None:
-        """Record a starting run; of the moments with equally many other runs, only the largest is kept."""
+        """Record a starting run; keep only the largest moment for each number of other runs."""
         key = backward, moment.runs
         if moment.bytes() > self._most.get(key, NO_RUN_START).bytes():
             self._most[key] = moment
@@ -335,17 +337,17 @@ class Observations:
 
     @property
     def is_empty(self) -> bool:
-        """Return true if no memory was ever observed outside a run."""
+        """Return true if no run was observed with memory outside."""
         return not self._most
 
-    def most(self, kept: int | None = None, *, backward: bool) -> RunStart:
-        """Return the moment with the most outside bytes in one pass, if each run keeps `kept` bytes."""
+    def largest_moment(self, kept: int | None = None, *, backward: bool) -> RunStart:
+        """Return the moment of a pass with the most outside bytes, if each run keeps `kept` bytes."""
         found = (moment for (in_backward, _), moment in self._most.items() if in_backward == backward)
         return max(found, key=lambda moment: moment.bytes(kept), default=NO_RUN_START)
 
     def bytes(self, kept: int | None = None, *, backward: bool) -> int:
-        """Return the bytes of the largest moment in one of the passes."""
-        return self.most(kept, backward=backward).bytes(kept)
+        """Return the outside bytes of a pass's largest moment, if each run keeps `kept` bytes."""
+        return self.largest_moment(kept, backward=backward).bytes(kept)
 
 
 NO_OBSERVATIONS = Observations()
@@ -354,6 +356,6 @@ NO_OBSERVATIONS = Observations()
 class Extreme(enum.Enum):
     """Decisions that can be requested independent of the limit."""
 
-    NOTHING = enum.auto()  # no moves, except those needed to keep few bytes
-    LEAST = enum.auto()  # the lowest peak, counted by operations
-    ALL = enum.auto()  # all values move
+    NOTHING = enum.auto()  # move values only to keep few bytes between the passes
+    LEAST = enum.auto()  # reach the lowest peak, counted by operations
+    ALL = enum.auto()  # move all values

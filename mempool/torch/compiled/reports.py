@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Results of this process so far.
+    """Report on this process.
 
     Attributes:
-        graphs: one entry per graph of a training step; sizes in bytes, times in seconds, of one step. The
-            measured time covers a forward and a backward pass, as the median of the last 32; None before both
-            have run.
+        graphs: one entry per graph of a training step, with bytes and seconds of one step. The measured time
+            is the median of the last 32 forward and backward passes; None before both have run.
         transfers: totals of the copies made since the start.
         host_bytes: host memory that the copies use now.
-        peak_bytes: PyTorch's peak on the device; None where no counter exists, such as on a CPU without
-            a pool.
+        peak_bytes: PyTorch's peak on the device; None without a counter, such as on a CPU without a pool.
     """
 
     graphs: list[dict[str, Any]]
@@ -37,7 +35,7 @@ class Report:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [_line(i, graph) for i, graph in enumerate(self.graphs)] or ["no graph was rewritten"]
+        lines = [_graph_line(i, graph) for i, graph in enumerate(self.graphs)] or ["no graph was rewritten"]
         transfers = self.transfers
         lines.append(
             f"copied so far: {transfers['offload_bytes']:,} bytes offloaded, "
@@ -62,13 +60,13 @@ def make_report() -> Report:
     ]
     peak = None if (bytes_there := allocated_bytes()) is None else bytes_there.most
     graphs = [
-        {"function": limit.observer.function(compiled.number), **_graph(compiled)}
+        {"function": limit.observer.function(compiled.number), **_graph_entry(compiled)}
         for limit, compiled in compiled_graphs
     ]
     return Report(graphs, asdict(RUNTIME.counters), RUNTIME.host_bytes, peak)
 
 
-def _graph(compiled: CompiledGraph) -> dict[str, Any]:
+def _graph_entry(compiled: CompiledGraph) -> dict[str, Any]:
     decision = compiled.decision
     graph, nodes = decision.captured.graph, decision.captured.values
     timed, plain = decision.simulated, decision.plain
@@ -106,7 +104,7 @@ def _graph(compiled: CompiledGraph) -> dict[str, Any]:
     }
 
 
-def _line(number: int, graph: dict[str, Any]) -> str:
+def _graph_line(number: int, graph: dict[str, Any]) -> str:
     limit = "" if graph["limit_bytes"] is None else f" within {graph['limit_bytes']:,}"
     peaks = f"{graph['plain_peak_bytes']:,} -> {graph['predicted_peak_bytes']:,} bytes"
     took = graph["measured_seconds"]

@@ -1,7 +1,7 @@
-"""Run the copies of rewritten graphs; graphs refer to copies by tickets.
+"""Runtime of rewritten graphs: runs the copies, which graphs refer to by tickets.
 
-A graph holds no offloaded tensor but a ticket: a host tensor with one number. The host copy lives as long as
-the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
+In a graph, a ticket (a host tensor with one number) represents an offloaded tensor. The host copy lives as
+long as the ticket. So a backward pass may run twice or never, and each forward pass has separate copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The form that an offloaded tensor must have after the reload.
+    """Layout that an offloaded tensor must have after the reload.
 
     Attributes:
         size: the size of each dimension.
@@ -43,11 +43,11 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorLayout:
-        """Return the form of a tensor."""
+        """Return the layout of a tensor."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Return true if each byte has the same place in both; strides of size-1 dimensions do not matter."""
+        """Return true if a tensor has this layout; strides of size-1 dimensions do not matter."""
         if (tensor.shape, tensor.dtype) != (self.size, self.dtype):
             return False
         return self.stride == tensor.stride() or all(
@@ -61,7 +61,7 @@ class TensorLayout:
         return empty_tensor(tensor.shape, tensor.stride(), self.dtype, tensor.device)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """Return an uninitialized tensor of this form."""
+        """Return an uninitialized tensor of this layout."""
         return empty_tensor(self.size, self.stride, self.dtype, device)
 
 
@@ -76,24 +76,24 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
 def empty_tensor(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return an uninitialized tensor; in deterministic mode without PyTorch's initial fill."""
+    """Return an uninitialized tensor, even in PyTorch's deterministic mode."""
     if not torch.are_deterministic_algorithms_enabled():
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
     tensor = torch.empty(0, dtype=dtype, device=device)
-    storage = tensor.untyped_storage()  # a new CPU storage would bypass the allocator that is set
+    storage = tensor.untyped_storage()  # a new CPU storage would bypass the installed allocator
     storage.resize_(dtype.itemsize * _elements(size, stride))
     return tensor.set_(storage, 0, size, stride)
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first to last element."""
+    """Return the bytes from a tensor's first to its last element."""
     if tensor.is_contiguous():
         return int(tensor.nbytes)
     return int(_elements(tensor.shape, tensor.stride()) * tensor.element_size())
 
 
 def _elements(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of element places from a tensor's first to last element."""
+    """Return the distance from a tensor's first to its last element, both included, in elements."""
     if 0 in size:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
@@ -105,7 +105,7 @@ class OffloadedTensor:
 
     Attributes:
         engine: the engine that makes the copy.
-        layout: the form of the copied tensor, which may differ from the traced form.
+        layout: the layout of the copied tensor, which may differ from the traced layout.
         copy: the host memory; None if the host was full, in which case ``data`` stays.
         transfer: the offload; None after the wait.
         data: the bytes on the device if the host was full; otherwise None.
@@ -149,7 +149,7 @@ class TransferCounters:
         reload_bytes: bytes reloaded.
         offloads: number of offloads.
         reloads: number of reloads.
-        wait_seconds: time that the program itself waited for copies; on a GPU its streams wait instead.
+        wait_seconds: time that the program waited for copies; on a GPU, streams wait instead.
         host_full: copies for which the host had no room, so that the value stayed on the device.
     """
 
@@ -210,7 +210,8 @@ class TransferRuntime:
     def _release_dead(self) -> None:
         """Release the entries whose tickets are gone.
 
-        Tickets die at any moment, in any thread, and with any lock held.
+        Python may free a ticket at any moment, in any thread, with any lock held, so this is not its
+        destructor's job.
         """
         with self._lock:
             while self._dead:
@@ -220,12 +221,12 @@ class TransferRuntime:
                     del self._entries[number]
                     if isinstance(entry, OffloadedTensor) and entry.copy is not None:
                         entry.engine.drop(entry.copy)
-                    if not self._entries:  # a step has ended
+                    if not self._entries:  # the end of a step
                         for engine in self.engines.values():
                             engine.end_iteration()
 
     def _entry(self, ticket: torch.Tensor, kind: type) -> Any:
-        self._release_dead()  # a copy of a ticket does not keep the entry alive
+        self._release_dead()  # a ticket's copy does not keep the entry
         entry = self._entries.get(int(ticket))
         if not isinstance(entry, kind):
             raise UsageError(
@@ -254,7 +255,7 @@ class TransferRuntime:
             return self._ticket(number)
 
     def offload_sync(self, tensor: torch.Tensor, host_limit: int, at: int = -1) -> torch.Tensor:
-        """Offload a tensor, synchronously where that is quicker; return the ticket of the copy."""
+        """Offload a tensor, synchronously if that is quicker; return the ticket of the copy."""
         engine = self.engine(tensor.device, host_limit)
         if (copier := engine.sync_copier) is None:
             return self.offload_wait(self.offload(tensor, host_limit, at))
@@ -292,9 +293,9 @@ class TransferRuntime:
     def reload(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Start the reload into a tensor with as many elements as the offloaded one; return a ticket.
 
-        A graph compiler may have chosen other strides for the offloaded tensor than the graph says, and an
-        operation may have been traced with another type than the real result. The tensor is reloaded in the
-        form in which the tensor was offloaded.
+        The reloaded tensor has the layout of the offloaded tensor. That layout may differ from the graph's: a
+        graph compiler may choose other strides, and an operation may be traced with another type than its
+        real result.
         """
         entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
         tensor = entry.layout.with_dtype(tensor)
@@ -313,7 +314,7 @@ class TransferRuntime:
             return self._ticket(number)
 
     def reload_sync(self, ticket: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Reload a tensor, synchronously where that is quicker; the arguments are those of `reload`."""
+        """Reload a tensor, synchronously if that is quicker; the arguments are those of `reload`."""
         entry: OffloadedTensor = self._entry(ticket, OffloadedTensor)
         copier, tensor = entry.engine.sync_copier, entry.layout.with_dtype(tensor)
         if copier is None or entry.copy is None or entry.transfer or not entry.layout.fits(tensor):

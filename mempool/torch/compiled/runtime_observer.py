@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class AllocatedBytes(NamedTuple):
-    """Bytes of this process's tensors on the device: now, and at the peak."""
+    """Present and peak bytes of this process's tensors on the device."""
 
     now: int
     most: int
 
 
 def allocated_bytes() -> AllocatedBytes | None:
-    """Return the bytes in use and the peak; None if no allocator counts, as on a CPU without a pool."""
+    """Return the present and peak bytes; None if no allocator counts, such as on a CPU without a pool."""
     from mempool.torch import installed
 
     pool = installed()
@@ -52,12 +52,12 @@ class RunEnd(NamedTuple):
 
 @dataclass(eq=False)
 class HighWaterMark:
-    """The high-water mark while runs are observed and afterwards.
+    """The allocator's high-water mark while runs are observed and afterwards.
 
-    The mark is never reset, since the mark belongs to the program: only a rise above the mark is visible.
+    The mark belongs to the program and is never reset here, so only a rise of the mark is visible.
 
     Attributes:
-        most: peak bytes in the steps after the first observed one; 0 where no allocator counts.
+        most: peak bytes in the steps after the first observed step; 0 if no allocator counts.
     """
 
     most: int = 0
@@ -70,7 +70,7 @@ class HighWaterMark:
         self.most, self._first, self._ended = 0, None, None
 
     def before_run(self, number: int, *, backward: bool) -> tuple[int, int] | None:
-        """Note that a run of a graph begins.
+        """Record that a run of a graph begins.
 
         Returns:
             If the mark rose since the last run: the number of the graph that waited for a backward run, and
@@ -83,16 +83,16 @@ class HighWaterMark:
         if self._first is not None:
             self.most = max(self.most, there.now, there.most if there.most > self._first else 0)
         if ended is None or there.most <= ended.allocated_bytes.most or (ended.backward and not backward):
-            return None  # after a backward run and before a forward run lies the gap between two steps
+            return None  # the time from a backward to a forward run lies between two steps
         return number if ended.backward else ended.number, there.most - ended.allocated_bytes.now
 
     def after_run(self, number: int, *, backward: bool) -> None:
-        """Note that a run has ended."""
+        """Record that a run has ended."""
         there = allocated_bytes()
         self._ended = None if there is None else RunEnd(number, backward, there)
 
     def end_step(self) -> None:
-        """Note that an observed step has ended."""
+        """Record that an observed step has ended."""
         if self._first is None and (there := allocated_bytes()) is not None:
             self._first = there.most
 
@@ -101,7 +101,7 @@ class HighWaterMark:
         self._known = 0 if (there := allocated_bytes()) is None else there.most
 
     def has_risen(self, limit: int) -> bool:
-        """Return true if the mark rose above a limit since the observation ended; true once per rise.
+        """Return true once for each rise of the mark above a limit since the observation ended.
 
         Small rises are ignored, such as those of a program that slowly collects data.
         """
@@ -162,7 +162,7 @@ class RuntimeObserver:
             self.observed[number] = Observations()
 
     def function(self, number: int) -> str:
-        """Return the name of the function of a graph; "" if the graph belongs to no function."""
+        """Return the name of a graph's function; "" without a function."""
         code = self._codes.get(number)
         return getattr(code, "co_qualname", getattr(code, "co_name", ""))
 
@@ -183,14 +183,14 @@ class RuntimeObserver:
 
     @property
     def is_open(self) -> bool:
-        """Return true if a starting run shall be observed."""
+        """Return true if a starting run is to be observed."""
         return self._left > 0
 
     def before_run(self, *, backward: bool) -> None:
         """Count an observed run that begins, and detect the start of a new step.
 
-        A forward run starts a new step if other runs have gone backward since, no run waits for a backward
-        pass, and the run is not a recomputation inside a backward pass.
+        A forward run starts a new step if a backward run came before, no run waits for a backward pass, and
+        the run is not a recomputation inside a backward pass.
         """
         self._left -= 1
         if backward and self._compiled:
@@ -199,7 +199,7 @@ class RuntimeObserver:
             self._compiled = False
         if not backward and not _in_backward_pass():
             self._queued = False
-            if self._went_back and not self.live_memory.waits():
+            if self._went_back and not self.live_memory.has_waiting_runs():
                 self._steps -= 1
                 self.live_memory.step()
                 self._went_back = False
@@ -210,11 +210,11 @@ class RuntimeObserver:
         self._went_back |= backward
 
     def discard_stale(self) -> None:
-        """Discard the compiled code of stale graphs, once a backward pass under way is over.
+        """Discard the compiled code of stale graphs, but not during a backward pass.
 
-        Not before, since the same graph must do the recomputations of that pass.
+        A backward pass may recompute, and must recompute with the graph of its forward pass.
         """
-        if self._stale and not _in_backward_pass():  # such as where the backward pass is compiled as a whole
+        if self._stale and not _in_backward_pass():  # the pass may be compiled as a whole
             self._is_over()
         elif self._stale and not self._queued:
             torch.autograd.Variable._execution_engine.queue_callback(self._is_over)
@@ -222,7 +222,7 @@ class RuntimeObserver:
 
     def _is_over(self) -> None:
         self._queued = False
-        while self._stale and not self.live_memory.waits():
+        while self._stale and not self.live_memory.has_waiting_runs():
             number, counts = self._stale.popitem()
             if counts:
                 self._anew[number] += 1
@@ -232,23 +232,23 @@ class RuntimeObserver:
             self._compile_anew(number)
 
     def mark_stale(self, number: int) -> None:
-        """Mark a graph for recompilation after the step, because more memory is in use than was assumed."""
+        """Mark a graph for recompilation after the step, because the memory in use exceeds the assumption."""
         if self._stale.get(number, True) and self.known.get(number) is not self.observed[number]:
             self.known[number] = self.observed[number]
             self._stale[number] = True
 
     def waiting(self) -> list[int]:
-        """Return the graphs that keep memory for a backward run and can be recompiled."""
+        """Return the graphs that wait for a backward run and can be recompiled."""
         return [number for number in self.live_memory.waiting() if self._codes[number] is not None]
 
     def has_successor(self, number: int) -> bool:
-        """Return true if other graphs follow a graph though the function itself does not show that."""
+        """Return true if other graphs were observed after a graph that seemed to be the function's last."""
         return number in self._with_successor
 
     def add_successor(self, earlier: Iterable[int], number: int) -> None:
-        """Note that a graph follows earlier graphs, which kept too much and left too little.
+        """Record that a graph follows earlier graphs, which kept more bytes than a later graph permits.
 
-        All of them are recompiled after the step, without their observations: they hold less then.
+        The earlier graphs are recompiled after the step to keep less, without their observations.
         """
         self._with_successor.update(earlier)
         self._stale |= dict.fromkeys([*earlier, number], False)

@@ -1,4 +1,4 @@
-"""Limit shared by the graphs of one call of `torch.compile`, and the decision about each graph under it."""
+"""Limit shared by the graphs of one call of `torch.compile`, and the decision about each graph."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SharedLimit:
         key: the options object of the call, which identifies the call.
         graphs: by graph number, the latest compilation.
         observer: the observer of the graphs' runs.
-        relative_bytes: the limit that is a share of the largest peak so far, in bytes.
+        relative_bytes: a relative limit in bytes, as a share of the largest peak so far.
     """
 
     key: Any
@@ -45,7 +45,7 @@ class SharedLimit:
     relative_bytes: int = 0
 
     def bytes_kept_before(self, number: int) -> int:
-        """Return the bytes that earlier graphs are predicted to keep while a graph runs, if each ran once."""
+        """Return the predicted bytes that earlier graphs keep while a graph runs, if each ran once."""
         return sum(compiled.decision.kept_bytes for compiled in self._before(number))
 
     def kept_within(self, number: int, limit: int) -> int:
@@ -61,7 +61,7 @@ class SharedLimit:
         return TICKET_BYTES * int(sum(movable))
 
     def feasible_limit(self, number: int, limit: int, least: int) -> int:
-        """Return a feasible limit for a graph: the lowest one, or slightly more.
+        """Return the least feasible limit for a graph, within a tolerance.
 
         Args:
             number: the number of the graph.
@@ -102,7 +102,7 @@ class SharedLimit:
         self.observer.discard_stale()
 
     def drop_limit_functions(self) -> None:
-        """Drop the functions for the bytes kept within other limits, which are not needed any more."""
+        """Drop the functions that compute the bytes kept within other limits."""
         self.graphs.update(
             {number: replace(compiled, kept_bytes_at=None) for number, compiled in self.graphs.items()}
         )
@@ -123,7 +123,7 @@ class SharedLimit:
 
 
 def warn_of_excess(most: int, limit: int | None) -> None:
-    """Warn of a peak above the limit if only one limit is in use; otherwise others may use the memory."""
+    """Warn of a peak above the limit, unless other limits exist, whose graphs may use the memory."""
     used = [limit for limit in SHARED_LIMITS if limit.graphs and limit.observer.live_memory.is_used]
     if len(used) == 1:
         warnings.warn(
@@ -142,7 +142,7 @@ atexit.register(SHARED_LIMITS.clear)  # objects made by native code are freed be
 
 @functools.cache
 def _listen() -> None:
-    """Note the steps of all optimizers from now on."""
+    """Observe the steps of all optimizers."""
 
     def after(optimizer: torch.optim.Optimizer) -> None:
         for limit in SHARED_LIMITS:
@@ -165,7 +165,7 @@ def shared_limit_of(options: Mapping[str, Any] | None) -> SharedLimit:
 
 
 class LimitedDecision(NamedTuple):
-    """A decision about a graph, the bytes kept as a function of the limit, and the limit that was used."""
+    """A decision about a graph, the kept bytes as a function of the limit, and the limit in effect."""
 
     decision: StepDecision
     kept_bytes_at: Callable[[int], int]
@@ -176,8 +176,7 @@ class LimitedDecision(NamedTuple):
 class GraphUnderLimit:
     """The inputs of the decision about one graph.
 
-    A graph that others follow keeps as few bytes as possible, because the needs of the later graphs are
-    unknown.
+    A graph with later graphs keeps as few bytes as possible, because the needs of later graphs are unknown.
 
     Attributes:
         options: the options of the backend.
@@ -195,11 +194,11 @@ class GraphUnderLimit:
 
     @functools.cached_property
     def counted_external(self) -> ExternalMemory:
-        """Return the memory in use outside the graph: as observed in earlier runs, otherwise as of now."""
+        """Return the memory in use outside the graph: observed in earlier runs, else the present memory."""
         external, observed = self.external, self._observed
         if observed is None:
             return external
-        starts = (observed.most(backward=backward) for backward in (False, True))
+        starts = (observed.largest_moment(backward=backward) for backward in (False, True))
         start = max(starts, key=RunStart.bytes)
         held, own = start.others, start.own + start.waiting
         return replace(external, held=held, own=own, parameters=start.parameters)
@@ -218,16 +217,16 @@ class GraphUnderLimit:
                 max(observed.bytes(kept, backward=True), external.kept + external.parameters),
             )
         always = min(passes)
-        return OutsideBytes(self._base + always, *(total - always for total in passes))
+        return OutsideBytes(self._constant_bytes + always, *(total - always for total in passes))
 
     @functools.cached_property
-    def _base(self) -> int:
+    def _constant_bytes(self) -> int:
         """Return the bytes in use outside the graph at any time, independent of the passes."""
         return self._declared_bytes + self._library_bytes
 
     @property
     def _declared_bytes(self) -> int:
-        """Return the outside bytes given by the options, or the optimizers' state if that is larger."""
+        """Return the outside bytes of the options, or the optimizers' state if larger."""
         observed = 0 if self._observed is None else self._observed.state
         return max(self.options.beside, self.external.state, observed)
 
@@ -238,11 +237,11 @@ class GraphUnderLimit:
 
     @functools.cached_property
     def runs(self) -> int:
-        """Return the largest known number of runs of the graph that are under way at the same time."""
+        """Return the largest known number of concurrent runs of the graph."""
         return 1 + (self._observed or NO_OBSERVATIONS).runs
 
     def with_limit_in_bytes(self, merged: MergedGraph, step: Step) -> GraphUnderLimit:
-        """Return the same with a limit in bytes: a share is of the largest peak of any graph so far."""
+        """Return a copy with the limit in bytes; a share refers to the largest peak of any graph so far."""
         if not self.options.share:
             return self
         peak = self._decide_within_limit(merged, step).decision.peak_bytes
@@ -251,7 +250,7 @@ class GraphUnderLimit:
         return replace(self, options=replace(self.options, limit=shared.relative_bytes, share=0.0))
 
     def least_limit(self, merged: MergedGraph, step: Step) -> int | None:
-        """Return the least feasible limit in bytes, if operations are not fused and there is a limit."""
+        """Return the least feasible limit in bytes; None without a limit, or if operations are fused."""
         if self.options.fused or self.options.limit is None:
             return None
         try:
@@ -263,9 +262,8 @@ class GraphUnderLimit:
     def decide(self, merged: MergedGraph, step: Step) -> LimitedDecision:
         """Decide about the graph.
 
-        If the limit is infeasible because waiting graphs were not known to be followed by others and
-        therefore kept too much, recompile all of them for the next step. For this step, use the lowest
-        feasible limit.
+        If the limit is infeasible because waiting graphs kept too much, not knowing of later graphs,
+        recompile those graphs for the next step. For this step, use the least feasible limit.
 
         Raises:
             PlanError: the limit is infeasible.
@@ -273,15 +271,15 @@ class GraphUnderLimit:
         try:
             return self._decide_within_limit(merged, step)
         except PlanError as error:
-            if error.least_bytes is not None and (unaware := self._without_successor()):
+            if error.least_bytes is not None and (unaware := self._graphs_without_successor()):
                 self.shared_limit.observer.add_successor(unaware, self.number)
                 least = replace(self.options, limit=error.least_bytes)
                 with contextlib.suppress(PlanError):
                     return replace(self, options=least)._decide_within_limit(merged, step)
             raise self._infeasible_error(error) from None
 
-    def _without_successor(self) -> list[int]:
-        """Return the other waiting graphs that were decided as if no graph followed them."""
+    def _graphs_without_successor(self) -> list[int]:
+        """Return the other waiting graphs whose decisions assumed no later graph."""
         graphs = self.shared_limit.graphs
         waiting = (
             other
@@ -303,7 +301,7 @@ class GraphUnderLimit:
 
     @functools.cached_property
     def _host_bytes(self) -> int:
-        """Return the host bytes left for the runs of this graph after the copies of earlier graphs."""
+        """Return the host bytes that the copies of earlier graphs leave for this graph's runs."""
         return max(allowed_host_bytes(self.options) - self.shared_limit.host_before(self.number), 0)
 
     def _keep_least(self, merged: MergedGraph, step: Step) -> tuple[StepDecision, Callable[[int], int]]:
@@ -313,11 +311,14 @@ class GraphUnderLimit:
             decision, kept_bytes_at = self._decide_with(merged, step, kept, least=self.more or self.runs > 1)
             if self.runs == 1 or decision.kept_bytes <= kept:
                 break
-            kept = decision.kept_bytes  # this leaves less to each run, so each run may have to keep more
+            kept = decision.kept_bytes  # each run now has fewer bytes, and may have to keep more
         return decision, kept_bytes_at
 
     def _keep_more(self, merged: MergedGraph, step: Step, found: StepDecision) -> StepDecision:
-        """Search for a decision that lets each run keep more bytes at no cost in time; for a graph alone."""
+        """Search for a decision of at most equal time whose runs keep more bytes.
+
+        For a graph without successor.
+        """
         low, high = found.kept_bytes, max((self._observed or NO_OBSERVATIONS).kept, found.kept_bytes)
         for _ in range(TUNABLES.kept_steps):
             kept = (low + high + 1) // 2
@@ -347,7 +348,7 @@ class GraphUnderLimit:
         )
         decider = StepDecider(step, self.options, constraints)
         if self.options.fused and self.options.limit is not None:
-            return _fitted(merged, decider, self.options.limit)
+            return _decide_fused(merged, decider, self.options.limit)
         return decider.decide(), decider.kept_bytes
 
     def _infeasible_error(self, error: PlanError) -> PlanError:
@@ -382,10 +383,10 @@ class GraphUnderLimit:
         return PlanError("; ".join(reasons), least)
 
 
-def _fitted(
+def _decide_fused(
     merged: MergedGraph, decider: StepDecider, limit: int
 ) -> tuple[StepDecision, Callable[[int], int]]:
-    """Decide about a graph with fused operations; also return the kept bytes as a function of the limit."""
+    """Decide about a graph with fused operations."""
     try:
         from mempool.torch.compiled.inductor.fused import fit_kernels
 
@@ -393,7 +394,7 @@ def _fitted(
         return decision, functools.partial(least_kept_bytes, tried)
     except PlanError:
         raise
-    except Exception as error:  # the call reaches deep into a compiler that we do not control
+    except Exception as error:  # inductor's internals may fail in any way
         warnings.warn(
             f"the memory of fused kernels could not be counted, so the limit counts each operation "
             f"separately: {error}",
@@ -403,9 +404,9 @@ def _fitted(
 
 
 def least_kept_bytes(tried: Sequence[StepDecision], limit: int) -> int:
-    """Return the fewest bytes kept between the passes by any decision in `tried` that is within a limit.
+    """Return the fewest bytes kept between the passes by any decision in `tried` that holds a limit.
 
-    If no decision is within the limit, return the most bytes that any of the decisions keeps.
+    If no decision holds the limit, return the most bytes that any decision keeps.
     """
     within = [decision.kept_bytes for decision in tried if decision.peak_bytes <= limit]
     return min(within, default=max(decision.kept_bytes for decision in tried))

@@ -19,18 +19,19 @@ struct Bypass {
   std::int64_t (*unplanned)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t reserve = 0;
-  std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by operation and what it is given
+  std::unordered_map<std::uint64_t, std::int64_t> needs;  // bytes, by signature of operation and arguments
   WeakStorages<Used> used;
   std::uint64_t clock = 0;
   std::uint64_t passed = 0;
 
-  // Return whether the pool lacks room for the part of `need` bytes that has no place in the pool's plan.
+  // Return whether the pool lacks room for the unplanned part of `need` bytes.
   bool lacks(std::int64_t need) const {
     const std::int64_t left = room(client);
     return left - need < reserve && left - unplanned(client, need) < reserve;
   }
 
-  // Note a use by the current operation, and return whether the storage is known. A view of an unwritten storage leaves it unwritten.
+  // Record a use by the current operation, and return whether the storage is known. A view leaves an unwritten storage
+  // unwritten.
   bool use(const c10::Storage& storage, bool views) {
     const auto found = used.find(storage.unsafeGetStorageImpl());
     if (found == used.end()) {
@@ -132,7 +133,7 @@ MEMPOOL_EXPORT int mempool_bypass_open(const void* mode, int cuda, std::int64_t 
   return 1;
 }
 
-// Keep room for `reserve` bytes from now on, and return whether the pool lacks room for `need` more.
+// Set the bytes to keep free to `reserve`, and return whether the pool lacks room for `need` more.
 MEMPOOL_EXPORT int mempool_bypass_lacks(std::int64_t reserve, std::int64_t need) {
   Bypass& all = bypass();
   const std::lock_guard lock(all.mutex);

@@ -2,8 +2,8 @@
 // times runs without the mode and is not recorded. Its storages count as accessed by the previous recorded operation. Included by
 // interposer.cpp alone.
 //
-// Which operations are recorded depends on the sequence of operations alone, not on where storages lie: otherwise equal iterations
-// would differ.
+// Recording depends only on the sequence of operations, not on the location of storages, since otherwise equal
+// iterations would differ.
 #pragma once
 
 #include "operations.hpp"
@@ -44,7 +44,8 @@ struct Entries {
   bool moves(const c10::Storage& storage) const { return storage.nbytes() >= small_bytes; }
 };
 
-// Held while an entry of a parked storage is written, and while a storage lands: another thread may reload it for other entries.
+// Held during writes of entries of a parked storage, and during reloads, which another thread may make for other
+// entries.
 std::mutex landing_mutex;
 std::atomic<std::uint64_t> entry_writes{0};  // to parked storages
 
@@ -61,7 +62,7 @@ std::size_t bytes_given(const c10::IValue& value) {
   return bytes;
 }
 
-// Return whether an operation is given single entries of tensors at most.
+// Return whether an operation's arguments have at most single entries of tensors.
 bool is_given_entries(const c10::OperatorHandle& op, const torch::jit::Stack& stack, std::size_t most) {
   std::size_t bytes = 0;
   for (auto at = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()); at != stack.end(); ++at) {
@@ -133,7 +134,7 @@ MEMPOOL_EXPORT void mempool_entries_begin(const void* mode, int cuda, std::size_
   all.accessed.clear();
 }
 
-// Learn that the operation on its way to the mode needs memory for single entries at most.
+// Learn that the operation on its way to the mode needs memory for at most single entries.
 MEMPOOL_EXPORT void mempool_entries_learn(const char* name, const char* overload) {
   Entries& all = entries();
   Operation* const found = all.is_here() ? awaited_operation(name, overload) : nullptr;

@@ -1,7 +1,7 @@
-// Follows a schedule of offloads: operations that repeat the recorded iteration run without the mode, and Python is called only where
-// storages move (schedule_follower.py). Included by interposer.cpp alone.
+// Follows an offload schedule: operations that repeat the recorded iteration run without the mode, and call Python only
+// to move storages (schedule_follower.py). Included by interposer.cpp alone.
 //
-// The follower never decides that an iteration diverges: an operation that is not the expected one goes to the mode, which does.
+// The follower never decides that an iteration diverges: an unexpected operation goes to the mode, which decides.
 #pragma once
 
 #include "entries.hpp"
@@ -29,8 +29,8 @@ struct Made {
   std::int64_t born;  // operation << 16 | place among the results; kOlder: of an earlier iteration
 };
 
-// Used by the thread of the program's operations, and by a thread of autograd's engine. Where both run operations at once, as for a
-// graph with parts on the CPU, the second one sends its operation to the mode.
+// Used by the thread of the program's operations, and by a thread of autograd's engine. If both run operations
+// concurrently, as for a graph with parts on the CPU, the second one sends its operation to the mode.
 struct Follower {
   enum State { kOff, kLearning, kFollowing };
   std::atomic<State> state{kOff};
@@ -38,14 +38,14 @@ struct Follower {
   std::thread::id thread;
   const std::vector<Expected>* expected = nullptr;
   std::size_t at = 0;
-  bool sends_next = false;  // to the mode, which has something to do before the next operation
+  bool sends_next = false;  // to the mode, which must act before the next operation
   std::int64_t (*misses)(void*) = nullptr;
   std::int64_t (*unplanned)(void*, std::int64_t) = nullptr;
   void* client = nullptr;
   std::int64_t misses_before = 0;
-  std::int64_t checked_bytes = 0;  // operations that need as much look whether they or others miss the pool's plan
+  std::int64_t checked_bytes = 0;  // operations with at least this need check for misses of the pool's plan
   std::int64_t (*room)(void*) = nullptr;
-  bool is_checked = false;         // whether to ask for room: not as long as the pool has places for all that is planned
+  bool is_checked = false;  // whether to check for room; false while the pool has slots for all planned buffers
   std::int64_t foreign_bytes = 0;  // bytes of storages outside the pool, which count against the limit too
   std::atomic<bool> busy{false};
   std::mutex made_mutex;  // of `made`; any thread may ask for a storage
@@ -73,7 +73,7 @@ Follower& follower() {
   return *made;
 }
 
-// Note the new storages among the results, and call Python if any of them moves or others leave now.
+// Record the new storages among the results, and call Python if any of them moves or if offloads are due.
 void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Addresses& given,
                   bool calls) {
   static const c10::OperatorHandle after = function_named("mempool_interposer::after");
@@ -168,8 +168,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages(boo
 MEMPOOL_EXPORT std::vector<Expected>* mempool_follower_table() { return new std::vector<Expected>; }
 MEMPOOL_EXPORT void mempool_follower_free(std::vector<Expected>* table) { delete table; }
 
-// Learn the operation on its way to the mode as the next of a table, or compare it with the known one. `need`: bytes of results and
-// workspace; negative: the mode must see the operation. Return 1 if the operation is as known.
+// Learn the operation on its way to the mode as the next operation of a table, or compare it with the known operation.
+// `need`: bytes of results and workspace; negative: the mode must see the operation. Return 1 if known and equal.
 MEMPOOL_EXPORT int mempool_follower_learn(std::vector<Expected>* table, std::size_t at, const char* name, const char* overload,
                                           std::int64_t need) {
   Expected learned{};
@@ -193,7 +193,7 @@ MEMPOOL_EXPORT int mempool_follower_learn(std::vector<Expected>* table, std::siz
   return same ? 1 : 0;
 }
 
-// Set what is due at each of the `size` operations of a table.
+// Set the actions due at each of the `size` operations of a table.
 MEMPOOL_EXPORT void mempool_follower_set_actions(std::vector<Expected>* table, const std::uint8_t* actions, std::size_t size) {
   for (std::size_t at = 0; at < std::min(size, table->size()); ++at) {
     Expected& one = (*table)[at];
@@ -201,7 +201,7 @@ MEMPOOL_EXPORT void mempool_follower_set_actions(std::vector<Expected>* table, c
   }
 }
 
-// Await operations on their way to the mode, which learns them. Return 0 if another mode's schedule is followed.
+// Prepare to learn operations on their way to the mode. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   Follower& all = follower();
   if (all.is_following()) return 0;
@@ -211,8 +211,8 @@ MEMPOOL_EXPORT int mempool_follower_await(const void* mode, int cuda) {
   return 1;
 }
 
-// Follow a table from operation `at` on, or from the one after with `sends_next`; with `is_checked`, only as far as the pool has room
-// for results. Return 0 if another mode's schedule is followed.
+// Follow a table from operation `at`, or with `sends_next` from the operation after it; with `is_checked`, only while
+// the pool has room for results. Return 0 if another mode's schedule is followed.
 MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, std::size_t at, int sends_next, const void* mode, int cuda,
                                           std::int64_t (*misses)(void*), std::int64_t (*unplanned)(void*, std::int64_t),
                                           std::int64_t (*room)(void*), void* client,
@@ -235,7 +235,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   return 1;
 }
 
-// End an iteration: what was made and is still alive is of an earlier iteration from now on.
+// End an iteration: living storages now count as made in an earlier iteration.
 MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);

@@ -1,16 +1,17 @@
-// Stands in front of PyTorch's dispatcher while tensors are offloaded (interposer.py). Built on the user's machine against the
+// Interposer in front of PyTorch's dispatcher while tensors are offloaded (interposer.py). Built on the user's machine
+// against the
 // user's torch (compiled_library.py).
 //
-// A fallback for DeferredInit, a key that PyTorch reserves for others and dispatches before autocast and autograd. In a thread
-// that includes the key, every operation arrives here first, whatever the program does with dispatch modes. The cases, in
-// the order in which they are looked at:
+// A fallback for DeferredInit, a key that PyTorch reserves for others and dispatches before autocast and autograd. In a
+// thread that includes the key, every operation arrives here first, independent of the program's dispatch modes. The
+// cases, in the order of the checks:
 //
 // * The bypass is open (bypass.py), and the mode has seen the operation with tensors of the same shapes, and there is ample room:
 //   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
 // * The operation makes views or reads a number: it runs without the mode.
 // * The operation belongs to a loop over single entries (entries.hpp): it runs without the mode.
 // * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and Python is called for moves only.
-// * A composite operation accesses memory itself, unseen by the mode: the storages concerned are lent meanwhile.
+// * A composite operation accesses memory itself, unseen by the mode: its storages are lent meanwhile.
 // * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
 //   lent, which reloads and pins them.
 // * The offloading mode will see the operation: dispatch as usual.
@@ -29,7 +30,8 @@ namespace {
 constexpr std::array<c10::DeviceType, 2> kDevices = {c10::DeviceType::CPU, c10::DeviceType::CUDA};
 using Devices = std::array<bool, 2>;
 std::array<std::atomic<const void*>, 2> installed;
-// Unseen operations under way, those that may have written so far, and whether a storage gives up memory just now.
+// Number of unseen operations under way, number of those that may have written so far, and whether a storage is being
+// parked.
 std::atomic<int> unseen_operations{0};
 std::atomic<std::uint64_t> unseen_writes{0};
 std::atomic<bool> parking{false};
@@ -44,7 +46,7 @@ Devices all_installed() {
   return all;
 }
 
-// Return whether a mode will see the operation, as far as other modes pass it on.
+// Return whether a mode will see the operation, unless another mode drops it.
 bool will_see(const void* mode, DispatchKeySet below) {
   if (!below.has(DispatchKey::Python)) return false;
   for (std::int64_t at = 0; at < TorchDispatchModeTLS::stack_len(); ++at) {
@@ -94,7 +96,7 @@ void run_lent(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::S
   call_python(give_back, number);
 }
 
-// Return whether all tensors among the arguments are wrapped numbers, as in `x + 1`, and there is one.
+// Return whether there are tensors among the arguments, and all are wrapped numbers, as in `x + 1`.
 bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto begin = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   bool any = false;
@@ -107,7 +109,8 @@ bool are_numbers(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
   return any;
 }
 
-// Run an operation on wrapped numbers: the mode would get Python numbers, which the operation does not take back.
+// Run an operation on wrapped numbers without the mode, which would receive Python numbers that the operation does not
+// accept.
 void run_unseen_numbers(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack) {
   const Hidden hidden;
   op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
@@ -137,8 +140,8 @@ class UnseenOperation : public at::ObserverContext {
   bool writes_;
 };
 
-// Include or exclude the key of this library, and PyTorch's keys by which operations reach the modes on the stack of this thread. A guard
-// such as inference mode restores the keys of the place where the guard began, but not the modes.
+// Include or exclude this library's key, and PyTorch's keys with which operations reach this thread's modes. The end of
+// a guard such as inference mode restores the keys of its beginning, but not the modes.
 void include_keys(bool includes) {
   c10::impl::tls_set_dispatch_key_included(kKey, includes);
   const bool has_modes = TorchDispatchModeTLS::stack_len() != 0;
@@ -157,8 +160,8 @@ at::CallbackHandle met() {
 
 bool is_on_stack(const void* mode) { return will_see(mode, DispatchKeySet(DispatchKey::Python)); }
 
-// Take the mode off the top of the stack while more entries of it than `kept` are there: a program that takes the modes off and
-// later puts them back, as `_disable_current_modes` does, repeats a mode that was put back meanwhile.
+// Pop the mode while the top of the stack has more than `kept` entries of it: a program that pops all modes and later
+// pushes them, as `_disable_current_modes` does, repeats a mode that was pushed meanwhile.
 void pop_repeated(const void* mode, std::int64_t kept) {
   const auto is_mode = [mode](std::int64_t at) {
     const auto& one = TorchDispatchModeTLS::get_stack_at(at);
@@ -172,7 +175,8 @@ void pop_repeated(const void* mode, std::int64_t kept) {
 
 // A mode that is off the stack while nothing has to move and all requests follow the pool's plan, so that operations cost nothing.
 struct Standby {
-  // kOff: the mode is off the stack. kDeparted: back, as the program has departed from the plan. kEnded: back until the next time.
+  // kOff: the mode is off the stack. kDeparted: back, since the program departed from the plan. kEnded: back until the
+  // next standby.
   enum State { kNever, kOff, kDeparted, kEnded };
   std::atomic<State> state{kNever};
   std::atomic<std::thread::id> thread{};
@@ -181,13 +185,13 @@ struct Standby {
 
   bool is_here() const { return std::this_thread::get_id() == thread.load(std::memory_order_acquire); }
   bool is_off() const { return state.load(std::memory_order_acquire) == kOff && is_here(); }
-  // Put the mode back. PyTorch may undo this where a guard restores the thread's state.
+  // Push the mode. PyTorch may undo this when a guard restores the thread's state.
   void put_back() {
     if (is_off_stack) return;
     if (TorchDispatchModeTLS::stack_len() == 0) TorchDispatchModeTLS::push_non_infra_mode_onto_stack(held);
     include_keys(true);
   }
-  // Return whether PyTorch has undone that: a backward pass restores the modes of where it began.
+  // Return whether PyTorch has undone the push: a backward pass restores the modes of its beginning.
   bool is_missing() const {
     const State now = state.load(std::memory_order_acquire);
     return (now == kDeparted || now == kEnded) && is_here() && TorchDispatchModeTLS::stack_len() == 0;
@@ -207,7 +211,8 @@ std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
   const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
   const bool is_missing = standby().is_missing();
-  // A view touches no memory, nor does `detach`, which has no operator's name. PyTorch takes the modes off to make a parameter of one.
+  // A view accesses no memory, nor does `detach`, which has no operator's name. PyTorch pops the modes to make a
+  // parameter of a view.
   if (is_missing && (traits == nullptr || traits->aliases)) return nullptr;
   if (!excluded) include_keys(true);
   DispatchKeySet active;
@@ -242,7 +247,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
            std::any_of(installed.begin(), installed.end(), [&](const auto& mode) { return mode.load(std::memory_order_acquire) == one; });
   };
   const bool sees_it_alone = is_installed(only);
-  // A view that passes a mode in inference mode would look as if made outside: writing it later would not be an error.
+  // A view that passed a mode in inference mode would look as if made outside: a later write would raise no error.
   const bool infers = sees_it_alone && c10::InferenceMode::is_enabled();
   const DispatchKeySet parts = sees_it_alone && arrives_whole(traits, below) ? below.remove(DispatchKey::Python) : below;
   if (sees_it_alone && traits.composite && traits.lent == Lent::kNothing) {
@@ -312,7 +317,7 @@ TORCH_LIBRARY(mempool_interposer, m) {
 }
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&pass>()); }
 
-// Send this thread's operations, and from then on those of all threads, through the interposer, for a mode that offloads
+// Route this thread's operations, and then those of all threads, through the interposer, for a mode that offloads
 // storages of the CPU or of CUDA. Return 0 if another mode is installed for the device.
 MEMPOOL_EXPORT int mempool_interposer_install(const void* mode, int cuda) {
   const void* none = nullptr;
@@ -322,7 +327,7 @@ MEMPOOL_EXPORT int mempool_interposer_install(const void* mode, int cuda) {
   return 1;
 }
 
-// Take a mode out. Other threads go on sending their operations through here, to no effect.
+// Remove a mode. Operations of other threads still arrive here, without effect.
 MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
   for (auto& one : installed) {
     const void* expected = mode;
@@ -339,8 +344,8 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
   c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-// Say what this thread runs from now on: 0, the program's operations; 1, those of the offloading itself; 2, the program's within an
-// operation that the mode handles. Return what was so before.
+// Set the kind of this thread's operations: 0, the program's; 1, the offloading's own; 2, the program's inside an
+// operation that the mode handles. Return the previous kind.
 MEMPOOL_EXPORT int mempool_interposer_ours(int ours) {
   repeat.end();
   const int before = is_ours ? 1 : is_off_stack ? 2 : 0;
@@ -349,10 +354,10 @@ MEMPOOL_EXPORT int mempool_interposer_ours(int ours) {
   return before;
 }
 
-// Leave this thread's next operation out of profiles.
+// Hide this thread's next operation from profiles.
 MEMPOOL_EXPORT void mempool_interposer_repeat() { repeat.begin(); }
 
-// Take the mode, the only one of this thread, off the stack, until `mempool_standby_end`. Return 0 if that is impossible now.
+// Pop the mode, this thread's only one, until `mempool_standby_end`. Return 0 if impossible now.
 MEMPOOL_EXPORT int mempool_standby_begin(const void* mode) {
   Standby& all = standby();
   const Standby::State now = all.state.load();
@@ -367,7 +372,7 @@ MEMPOOL_EXPORT int mempool_standby_begin(const void* mode) {
   return 1;
 }
 
-// The program departs from the pool's plan: put the mode back, for the next operation to see.
+// Push the mode before the next operation, since the program departs from the pool's plan.
 MEMPOOL_EXPORT void mempool_standby_wake() {
   Standby& all = standby();
   if (!all.is_here()) return;
@@ -376,7 +381,7 @@ MEMPOOL_EXPORT void mempool_standby_wake() {
   all.put_back();
 }
 
-// Return whether the program has departed from the plan since the mode stands by.
+// Return whether the program has departed from the plan during the standby.
 MEMPOOL_EXPORT int mempool_standby_departed() { return standby().state.load() == Standby::kDeparted ? 1 : 0; }
 
 // Put the mode back on this thread's stack, in the thread that took it off; also where PyTorch undid that before.
@@ -391,8 +396,8 @@ MEMPOOL_EXPORT void mempool_standby_end(const void* mode) {
 // Return the address of the number of unseen operations so far that may have written.
 MEMPOOL_EXPORT const std::atomic<std::uint64_t>* mempool_interposer_writes() { return &unseen_writes; }
 
-// Free a storage's memory, and let the storage lie in its host copy meanwhile, where whoever reads it unseen finds the bytes.
-// Return 0 if an unseen operation may be using the memory just now, or may have written since there were `writes` such operations.
+// Free a storage's memory, and point the storage to its host copy, where unseen readers find the bytes. Return 0 if an
+// unseen operation may be using the memory now, or may have written since the count of such operations was `writes`.
 MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy, std::uint64_t writes) {
   parking = true;
   c10::DataPtr freed;
@@ -402,8 +407,8 @@ MEMPOOL_EXPORT int mempool_interposer_park(c10::StorageImpl* storage, void* copy
   return may ? 1 : 0;
 }
 
-// Return the allocator of the memory into which a storage is reloaded: on a CPU the one in use, which is not that of storages from
-// before the pool.
+// Return the allocator for the reload of a storage: on a CPU the present allocator, which may differ from that of
+// storages older than the pool.
 MEMPOOL_EXPORT c10::Allocator* mempool_interposer_allocator(c10::StorageImpl* storage) {
   return storage->device_type() == c10::DeviceType::CPU ? c10::GetAllocator(c10::DeviceType::CPU) : storage->allocator();
 }
@@ -413,17 +418,17 @@ MEMPOOL_EXPORT void mempool_interposer_learn_view(const char* name, const char* 
   if (Operation* const found = awaited_operation(name, overload); found != nullptr) found->views = true;
 }
 
-// Note that a storage has a good copy on the host, until an operation that is followed writes the storage.
+// Record that a storage has a valid host copy, until a followed operation writes the storage.
 MEMPOOL_EXPORT void mempool_interposer_watch(const c10::StorageImpl* storage) { watched().add(storage); }
 
-// Return whether nothing that is followed has written the storage since it was watched.
+// Return whether no followed operation has written the storage since `watch`.
 MEMPOOL_EXPORT int mempool_interposer_watches(const c10::StorageImpl* storage) { return watched().has(storage) ? 1 : 0; }
 
 // Return the number of operations that may have written copies on the host, without a lend.
 MEMPOOL_EXPORT std::uint64_t mempool_interposer_copy_writes() { return unseen_writes.load() + entry_writes.load(); }
 
-// Move a parked storage into the memory of another storage; no effect on one that is not parked. Return 0 if the copy on the host may
-// have been written since there were `writes` such operations.
+// Move a parked storage into the memory of another storage; ignore other storages. Return 0 if the host copy may have
+// been written since the count of such operations was `writes`.
 MEMPOOL_EXPORT int mempool_interposer_land(c10::StorageImpl* storage, c10::StorageImpl* landing, std::uint64_t writes) {
   if (storage->_mutable_data_ptr_no_checks().get_deleter() != &keep) return 1;
   const std::lock_guard lock(landing_mutex);

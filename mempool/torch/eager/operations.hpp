@@ -1,4 +1,4 @@
-// Operations as the interposer sees them: their traits, signatures, and storages. Included by interposer.cpp alone.
+// Operations in the interposer: traits, signatures, and storages. Included by interposer.cpp alone.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -44,16 +44,16 @@ using c10::impl::TorchDispatchModeTLS;
 
 constexpr DispatchKey kKey = DispatchKey::DeferredInit;
 constexpr std::size_t kMostKnown = std::size_t{1} << 16;  // signatures that are known at most
-// Beginnings of the names of composite operations whose kernels access the memory of their arguments themselves: of all
-// arguments, which count as written, or of integers (lengths and offsets), which they only read.
+// Prefixes of composite operations whose kernels access memory themselves: of all arguments, which count as written, or
+// of integers (lengths and offsets), which they only read.
 constexpr std::array<std::string_view, 5> kAccessAll = {"_sobol_engine_", "_saturate_weight_to_fp16", "fbgemm_",
                                                         "choose_qparams_optimized", "_rowwise_prune"};
 constexpr std::array<std::string_view, 6> kReadIntegers = {"lstm.",     "gru.",                 "rnn_tanh.",
                                                            "rnn_relu.", "_pad_packed_sequence", "tensor_split."};
-// Beginnings of the names of views that copy no sparse tensor; as operator_traits.py has them.
+// Prefixes of views that copy no sparse tensor; the same list as in operator_traits.py.
 constexpr std::array<std::string_view, 6> kShareSparse = {"_indices.", "_values.", "indices.", "values.", "detach.", "alias."};
-// Arguments that kernels update although the schema does not say so, except in operations with these parts of names, and one of a
-// single operation; as mempool/recording/torch/operations.py has them.
+// Arguments that kernels update without a declaration in the schema, except in operations with these parts of names,
+// and one argument of a single operation; the same lists as in mempool/recording/torch/operations.py.
 constexpr std::array<std::string_view, 3> kUndeclared = {"running_mean", "running_var", "dropout_state"};
 constexpr std::array<std::string_view, 4> kOnlyRead = {"backward", "functional", "no_training", "no_update"};
 
@@ -74,9 +74,9 @@ struct Traits {
   bool inert;       // without tensors among arguments and results, such as profiler marks
   bool repeatable;  // neither writes arguments nor draws random numbers
   bool reads;       // reads a single number
-  bool bare;        // of another library, without a kernel for autograd: gradients go through the operations within
-  bool aliases;     // one of PyTorch's that returns views of its arguments, and makes nothing else
-  bool shares;      // one of these that returns views of sparse tensors too; the others copy them
+  bool bare;  // of another library, without an autograd kernel: autograd records the inner operations
+  bool aliases;  // PyTorch's own; returns only views of its arguments
+  bool shares;  // an alias that returns views of sparse tensors, too; other aliases copy them
 };
 
 struct Operation {
@@ -90,7 +90,7 @@ struct Operation {
   std::atomic<bool> has_entries{false};  // ran on single entries, see entries.hpp
 };
 
-// Table of the operations met so far, which stay where they are.
+// Table of the operations seen so far, with stable addresses.
 class Operations {
  public:
   Operation& of(const c10::OperatorHandle& op) {
@@ -171,13 +171,14 @@ bool requires_grad(const c10::IValue& value) {
   return std::any_of(list.begin(), list.end(), requires_grad);
 }
 
-// Return whether autograd records the operations within an operation, which it would not see below the mode.
+// Return whether autograd records the inner operations of an operation, which it would miss below the mode.
 bool records_within(const c10::OperatorHandle& op, const Traits& traits, const torch::jit::Stack& stack) {
   if (!traits.bare || !at::GradMode::is_enabled()) return false;
   return std::any_of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end(), requires_grad);
 }
 
-// Return whether a mode would get a composite operation whole, as in inference mode and for tensors made there.
+// Return whether a mode would receive a composite operation as a whole, as in inference mode and for tensors made
+// there.
 bool arrives_whole(const Traits& traits, DispatchKeySet below) {
   return traits.composite && !below.has_any(c10::autograd_dispatch_keyset);
 }
@@ -214,7 +215,7 @@ Storages written_by(const Operation& operation, const c10::OperatorHandle& op, c
 template <class Entry>
 class WeakStorages : public std::unordered_map<const c10::StorageImpl*, Entry> {
  public:
-  // Remove the entries of storages that have ended, once so many entries have come since the last time.
+  // Remove the entries of ended storages if there are many new entries since the last removal.
   void sweep_if_large() {
     if (this->size() < sweep_at_) return;
     sweep();
@@ -272,7 +273,8 @@ class Signature {
   }
 
  private:
-  // Floats count only where nothing else has a size, as for arange; elsewhere they are learning rates and the like.
+  // Floats count only without other sizes, as for arange; in other operations they are parameters such as learning
+  // rates.
   std::uint64_t value() const { return storages_.empty() && !sized_ ? mixed(hash_, fractions_) : hash_; }
   static std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {  // of splitmix64 (Steele et al., OOPSLA 2014)
     hash += 0x9e3779b97f4a7c15ULL ^ value;
@@ -338,7 +340,7 @@ class Watched {
  public:
   void add(const c10::StorageImpl* storage) {
     const std::lock_guard lock(mutex_);
-    if (storages_.size() >= kMost) storages_.clear();  // then their copies count as stale
+    if (storages_.size() >= kMost) storages_.clear();  // their copies then count as stale
     storages_.insert(storage);
   }
   void remove(const Storages& storages) {
@@ -369,7 +371,7 @@ c10::StreamId stream_now(c10::DeviceType device) {
   return guard.getStream(guard.getDevice()).id();
 }
 
-thread_local bool is_off_stack = false;  // the mode is off this thread's stack for a moment, and somebody puts it back
+thread_local bool is_off_stack = false;  // the mode is off this thread's stack temporarily
 
 // Guard that takes the mode off the stack and excludes the bypass key.
 class Hidden {
@@ -388,10 +390,10 @@ class Hidden {
   std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
 };
 
-thread_local bool is_ours = false;  // this thread runs operations of the offloading itself, or within an operation in its care
+thread_local bool is_ours = false;  // this thread runs the offloading's own operations, or inside one that the mode handles
 
-// The next operation of this thread that is ours is the mode's call of an operation of the program, which profiles have already:
-// no profile shows the call, only the operations within.
+// Marks the mode's call of a program's operation, which profiles already have: profiles show only the inner operations
+// of the call.
 class Repeat {
  public:
   void begin() {
@@ -430,8 +432,8 @@ torch::jit::Stack call_python(const c10::OperatorHandle& function, torch::jit::S
 
 c10::OperatorHandle function_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
-// Return the mode, the only one, that would see the operation at once, or null: no transform or autocast is before it, and no hooks
-// of saved tensors run Python in the middle of the operation.
+// Return the only mode that would see the operation next, or null if a transform, autocast or Python hook of saved
+// tensors comes before.
 const void* only_mode(DispatchKeySet below) {
   static const std::uint64_t ordinary =
       (DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::Python, DispatchKey::ADInplaceOrView,
@@ -455,7 +457,7 @@ struct Place {
     stream = stream_now(device);
     mode = new_mode;
   }
-  // Return whether this is the place of an operation that would reach the mode `only`, which may be null.
+  // Return whether an operation that would reach the mode `only` (may be null) is of this mode, device and stream.
   bool is_here(const void* only) const { return only != nullptr && mode.load() == only && stream_now(device) == stream.load(); }
 };
 
@@ -467,15 +469,15 @@ bool has_dispatching_tensor(const c10::IValue& value) {
   return std::any_of(list.begin(), list.end(), has_dispatching_tensor);
 }
 
-// Run an operation without the mode. With `repeats`, an operation that finds no memory leaves its arguments on the stack for another
-// try: return false then.
+// Run an operation without the mode. With `repeats`, an operation without memory leaves its arguments on the stack for
+// another try, and returns false.
 bool run_hidden(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, bool repeats) {
   const auto given = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   c10::SmallVector<c10::IValue, 8> again;  // the arguments, which the call consumes
   if (repeats) again.append(given, stack->end());
   const auto others = given - stack->begin();
   try {
-    const Ours ours;  // no operation within this one needs to be met
+    const Ours ours;  // inner operations need no handling
     const Hidden hidden;
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return true;
@@ -489,8 +491,8 @@ bool run_hidden(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit:
 
 bool is_on_cpu(const c10::IValue& value) { return !value.isTensor() || !value.toTensor().defined() || value.toTensor().is_cpu(); }
 
-// Run an operation that makes views, or reads a number on the CPU, without the mode: a parked storage has its size and bytes. Return
-// false if the mode must see the operation.
+// Run an operation that makes views, or reads a number on the CPU, without the mode, since a parked storage has its
+// size and bytes. Return false if the mode must see the operation.
 bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySet below, torch::jit::Stack* stack) {
   const auto begin = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   if (std::any_of(begin, stack->end(), has_dispatching_tensor)) return false;
@@ -498,7 +500,7 @@ bool run_view(const c10::OperatorHandle& op, const Traits& traits, DispatchKeySe
   return run_hidden(op, below, stack, false);
 }
 
-// Return the signature of an operation as the mode may have it learned, and collect the storages.
+// Return the signature of an operation, for comparison with learned signatures, and collect the storages.
 std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Operation& operation,
                            c10::DeviceType device, Storages& storages) {
   if (operation.traits.inert) return operation.hash | 1;
@@ -506,7 +508,7 @@ std::uint64_t signature_of(const c10::OperatorHandle& op, const torch::jit::Stac
   return sign.of(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack.end());
 }
 
-// Operations on their way to the mode, which may have the bypass learn them.
+// Operation on its way to the mode, which may let the bypass learn it.
 struct Awaited {
   const c10::FunctionSchema* schema;
   std::uint64_t signature;  // for bypass and follower; 0: they learn nothing of this operation
@@ -514,7 +516,7 @@ struct Awaited {
 };
 thread_local std::vector<Awaited> awaited;
 
-// Run an operation that the mode will see, and may have us learn.
+// Run an operation that the mode will see and may let the interposer learn.
 void run_awaited(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit::Stack* stack, std::uint64_t signature,
                  std::uint64_t entry = 0) {
   struct Waiting {

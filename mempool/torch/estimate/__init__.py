@@ -1,8 +1,8 @@
-"""Estimate of whether a model fits before the run: a training step on tensors without memory.
+"""Estimate of a step's memory before the run, by a training step on tensors without memory.
 
-`job` defines a step, `fake` runs it without memory, as `device` would; `estimator` makes the result,
-`remedies` advises on it, `sources` has models, optimizers and losses by name, `program` runs programs, and
-`fit` has the functions that users call.
+`job` defines a step; `fake` runs the step without memory; `device` emulates a device's buffers; `estimator`
+makes the result; `remedies` searches for changes that make a job fit; `sources` has models, optimizers and
+losses by name; `program` runs programs; `fit` has the functions for users.
 """
 
 from mempool.torch.estimate.attribution import ModuleShare

@@ -34,11 +34,12 @@ CATEGORIES = (
 
 @dataclass(frozen=True)
 class ModuleShare:
-    """Bytes of one module at the peak, without its children's.
+    """Bytes of one module at the peak, without its children.
 
     Attributes:
-        module: path from the class of the model on, such as "GPT.layers.0"; "" for buffers of no module.
-        bytes: of the module's parameters, and of buffers made while the module ran.
+        module: path that begins with the model's class, such as "GPT.layers.0"; "" for buffers without
+            module.
+        bytes: bytes of the module's parameters, and of buffers made while the module ran.
         by_class_bytes: ``bytes`` by category.
     """
 
@@ -81,7 +82,7 @@ class PeakAttribution:
     def of(cls, trace: Trace, *, whole: bool = False) -> PeakAttribution:
         """Find the peak of a trace with marks of steps.
 
-        The first of several steps is left out unless ``whole`` is true.
+        The first of several steps is excluded unless ``whole`` is true.
         """
         load, steps, phase = trace.load(), steps_of(trace), phases(trace)
         first = int(steps[0]) if len(steps) > 1 and not whole else 0
@@ -122,7 +123,7 @@ class PeakAttribution:
 
 
 def merged(shares: Iterable[ModuleShare], depth: int) -> list[ModuleShare]:
-    """Return shares in which modules below a depth count as their ancestor at this depth, largest first."""
+    """Merge modules below a depth into their ancestor at this depth; return shares, the largest first."""
     found: dict[str, ModuleShare] = {}
     for share in shares:
         path = ".".join(share.module.split(".")[: depth + 1])

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-#: Modules that only contain other modules and are never called.
+#: Modules that only contain modules, and are never called.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
-#: Methods of models of transformers, newest first, that switch checkpointing on.
+#: Methods of transformers models, newest first, that switch checkpointing on.
 _SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 _WRAPPED = "functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
 
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """The way to checkpoint a model.
+    """Method of checkpointing a model.
 
     Attributes:
         blocks: names of the modules that recompute their activations; empty with a switch.
-        switch: path of the model's own method for it, as models of transformers have; "" if blocks are
-            wrapped.
+        switch: path of the model's own method that switches checkpointing on, such as that of transformers
+            models; "" if blocks are wrapped.
     """
 
     blocks: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Checkpointing:
 
     @classmethod
     def of(cls, model: nn.Module) -> Checkpointing | None:
-        """Return the way to checkpoint a model; None without a switch and without repeated blocks."""
+        """Return a model's method of checkpointing; None without a switch and without repeated blocks."""
         for name, module in model.named_modules():
             if getattr(module, "supports_gradient_checkpointing", False):
                 switch = next((each for each in _SWITCHES if hasattr(module, each)), "")
@@ -41,11 +41,11 @@ class Checkpointing:
         return cls(tuple(blocks)) if blocks else None
 
     def apply(self, model: nn.Module, *, preserve_rng_state: bool = True) -> None:
-        """Let the model, which is changed in place, recompute activations in the backward.
+        """Change the model in place to recompute activations in the backward pass.
 
         Args:
             model: the model.
-            preserve_rng_state: whether the state of the random numbers takes memory beside the activations.
+            preserve_rng_state: whether saved states of the random number generator take memory, too.
         """
         options = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
         if self.switch:
@@ -57,7 +57,7 @@ class Checkpointing:
 
     @property
     def code(self) -> str:
-        """Return lines that do the same in the user's program."""
+        """Return the lines of code for the user's program."""
         if self.switch:
             return f"model.{self.switch}()"
         blocks = f"map(model.get_submodule, {list(self.blocks)})"
@@ -65,7 +65,7 @@ class Checkpointing:
 
 
 def repeated_blocks(module: nn.Module, path: str = "") -> list[str]:
-    """Return the names of repeated blocks: outermost children of one parent and class, no leaves.
+    """Return the names of repeated blocks: outermost children of one parent and class, without leaves.
 
     Args:
         module: searched recursively.

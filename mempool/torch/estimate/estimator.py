@@ -1,4 +1,4 @@
-"""Estimate of a job: a fake run, the memory that allocators would reserve, margins, the largest batch."""
+"""Estimate of a job: a fake run, the bytes that allocators would reserve, margins, the largest batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
 
 
 def allocator_specs(allocators: Iterable[str]) -> dict[str, AllocatorSpec]:
-    """Return the allocators of names, which may have settings behind a colon.
+    """Parse names of allocators, with optional settings behind a colon.
 
     Raises:
-        UsageError: no allocator is named, or an unknown one.
+        UsageError: no name, or an unknown name.
     """
     try:
         found = {name: parse_allocator(name) for name in allocators}
@@ -44,7 +44,7 @@ def allocator_specs(allocators: Iterable[str]) -> dict[str, AllocatorSpec]:
 
 
 def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
-    """Return the peak bytes that each allocator would reserve on the device, over the whole trace.
+    """Return the peak bytes that each allocator would reserve for the whole trace.
 
     Args:
         trace: of a job, with unrounded sizes.
@@ -102,7 +102,7 @@ def estimate(
 
 @shared_isolation()
 def with_largest_batch(job: Job, fit: Fit, *, progress: Callable[[str], object] = lambda _: None) -> Fit:
-    """Return the result of a job with the largest batch that fits, or a warning where none exists.
+    """Add the largest batch that fits to a job's result, or a warning if there is none.
 
     Args:
         job: the job.
@@ -137,7 +137,7 @@ def judge(
     mode: str,
     whole: bool = False,
 ) -> Fit:
-    """Judge a trace: its peak, the bytes that allocators reserve, and whether these fit.
+    """Judge a trace: its peak, the bytes that allocators reserve, and whether these bytes fit.
 
     Args:
         trace: with unrounded sizes.

@@ -1,4 +1,4 @@
-"""One-line errors for jobs that cannot be tried."""
+"""Conversion of failures of a fake run to one-line errors."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 
 
 class BrokenScriptError(UsageError):
-    """Error for a script that fails or cannot be tried."""
+    """Error for a script that fails in a fake run."""
 
 
 @contextlib.contextmanager
 def explain_failures(activity: str) -> Iterator[list[nn.Module]]:
     """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
-    Exceptions of the user's own code pass, with a note on the place and the activity. The block appends the
+    Exceptions of the user's own code pass, with a note about the location and the activity. The block appends
+    the
     running model to the list, once made.
     """
     running: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Estimate of a model, or of a job, and remedies if it does not fit: the functions that users call."""
+"""Functions for users: estimates of a model or a job, and remedies if the job does not fit."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ def fit(
     progress: Callable[[str], object] = lambda _: None,
     **options: Any,
 ) -> Fit:
-    """Estimate the memory of a model's step before running it: no GPU, no memory, a second or so.
+    """Estimate the memory of a model's step in advance, without a GPU or its memory, in about a second.
 
         import mempool.torch
 
         print(mempool.torch.fit(model, torch.zeros(32, 3, 224, 224), limit="24GiB"))
 
     Args:
-        model: a module, which stays unchanged, or a function that makes one; the model made has no memory.
-        inputs: a tensor, a tuple of arguments, a dictionary of named ones, or a function that makes such of a
-            batch's size.
-        optimizer: a class, or a function of the parameters (`functools.partial` of a class, say), or a name,
-            as ``mempool fit --optimizer`` accepts.
-        batch: samples; by default as many as the inputs have. Tensors with this size in the batch dimension
-            are resized for other batches.
-        batch_dim: the batch dimension. By default the first one; if that is doubtful, as for a model that
-            takes the length first, a warning says so and no largest batch is searched.
+        model: a module, which stays unchanged, or a function that makes a module without memory.
+        inputs: a tensor, a tuple of arguments, a dictionary of named arguments, or a function that returns
+            one of these for a batch size.
+        optimizer: a class, a function of the parameters (such as `functools.partial` of a class), or a name,
+            as for ``mempool fit --optimizer``.
+        batch: samples; by default the number in the inputs. Tensors with this size in the batch dimension are
+            resized for other batches.
+        batch_dim: the batch dimension, by default the first. If the default is doubtful, as for a model with
+            the length first, there is a warning and no search for the largest batch.
         limit: of the device's memory, in bytes or as "24GiB".
-        loss: of the output, and of ``labels`` if given; or a name such as "cross-entropy". By default the
-            output's ``loss``, as models of transformers return; else the sum of floating-point outputs, with
-            a warning.
-        labels: given to ``loss`` beside the output: tensors in any structure, or a function of the batch.
+        loss: function of the output, and of ``labels`` if given; or a name such as "cross-entropy". By
+            default the output's ``loss``, as in transformers models, else the sum of floating-point outputs,
+            with a warning.
+        labels: second argument of ``loss``: tensors in any structure, or a function of the batch size.
         mode: "train", or "inference" (no gradients, no optimizer).
         device: "cuda" or "cpu": the device of the real step.
-        allocators: allocators to simulate for the reserved bytes; the first one decides whether the job fits.
+        allocators: allocators to simulate for the reserved bytes; the first decides whether the job fits.
         remedies: whether to try remedies, too: some tens of runs.
         progress: called with the name of each trial.
         options: further attributes of a `Job` (dtype, autocast, checkpoint, accumulate, ...), and
@@ -76,7 +76,8 @@ def fit(
         The result; ``print`` shows a report.
 
     Raises:
-        UsageError: an argument makes no sense, or the step cannot be tried; one line says where and why.
+        UsageError: an argument is invalid, or the fake run fails; the message is one line with location and
+            reason.
     """
     dim = batch_dim or 0
     if dim < 0:
@@ -94,7 +95,7 @@ def fit(
     examples = resizable(inputs, own_batch, dim)
     largest = options.pop("largest", None)
     modules: list[str] = []  # that take the length first
-    by_name: dict[str, Any] = {"optimizer": optimizer, "loss": loss}  # functions, or names of them
+    by_name: dict[str, Any] = {"optimizer": optimizer, "loss": loss}  # functions or their names
 
     def make() -> nn.Module:
         result = model if isinstance(model, nn.Module) else model()

@@ -16,14 +16,14 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def call_arguments(given: Any) -> Arguments:
-    """Return a call's arguments: a mapping by name, a tuple or list by position, else one value."""
+    """Return (positional, named) arguments from a mapping, a tuple or list, or a single value."""
     if isinstance(given, Mapping):
         return (), dict(given)
     return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
 
 
 def is_function(given: Any) -> bool:
-    """Return whether inputs are a function of the batch's size; a tensor is none, nor a mapping."""
+    """Return whether inputs are a function of the batch size, unlike a tensor or a mapping."""
     return callable(given) and not isinstance(given, (torch.Tensor, Mapping))
 
 
@@ -36,13 +36,13 @@ def batch_of(*given: Any, dim: int = 0) -> int | None:
 
 
 def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[int], Any]:
-    """Return a function that makes inputs for a batch, from a user's inputs.
+    """Return a function that makes inputs for a batch size from a user's inputs.
 
     Args:
-        given: a function of a batch's size, which is returned; else example inputs, whose tensors are made
-            again with another size of the batch dimension if the present size is ``batch``.
+        given: a function of the batch size, which is returned, or example inputs, whose tensors are resized
+            in the batch dimension if their size there is ``batch``.
         batch: size of the batch dimension of the examples.
-        batch_dim: index of the batch dimension; for tensors with fewer dimensions the first one.
+        batch_dim: index of the batch dimension; the first dimension for tensors with fewer dimensions.
     """
     if is_function(given):
         made: Callable[[int], Any] = given
@@ -59,7 +59,7 @@ def resizable(given: Any, batch: int | None, batch_dim: int = 0) -> Callable[[in
 
 
 def _resized(tensor: torch.Tensor, batch: int, size: int, batch_dim: int) -> torch.Tensor:
-    """Return a tensor of the new size without values, with the same order of dimensions in memory."""
+    """Return a tensor of another batch size without values, with the same memory order of dimensions."""
     dim = batch_dim if tensor.dim() > batch_dim else 0
     if tensor.dim() == 0 or tensor.size(dim) != batch:
         return tensor
@@ -70,7 +70,7 @@ def _resized(tensor: torch.Tensor, batch: int, size: int, batch_dim: int) -> tor
 
 
 def sequence_first(model: nn.Module) -> list[str]:
-    """Return the types of the model's modules that take the length before the batch."""
+    """Return the types of the model's modules whose inputs have the length before the batch."""
     found = [
         type(module).__name__ for module in model.modules() if getattr(module, "batch_first", True) is False
     ]
@@ -78,7 +78,7 @@ def sequence_first(model: nn.Module) -> list[str]:
 
 
 def batch_doubt(modules: list[str], inputs: Any, batch: int) -> str | None:
-    """Return why example inputs cannot be resized along their first dimension, else None.
+    """Return the reason why example inputs cannot be resized along their first dimension, or None.
 
     Args:
         modules: types of the model's modules that take the length first, from `sequence_first`.

@@ -1,4 +1,4 @@
-"""Definition of a job: a model, its inputs, an optimizer, and their use in a step."""
+"""Definition of a job: a step of a model with its inputs and an optimizer."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ DEVICES = ("cuda", "cpu")
 
 @dataclass(frozen=True)
 class Job:
-    """A step to try; nothing is made before the trial.
+    """A step of a model, whose objects are made only in a fake run.
 
     Attributes:
-        model: makes the model; called inside a fake mode.
-        inputs: makes positional and named arguments of the model for a batch size; likewise.
+        model: function that makes the model; called inside a fake mode.
+        inputs: function that makes the model's positional and named arguments for a batch size; called inside
+            a fake mode.
         batch: samples in a batch.
-        optimizer: makes the optimizer of parameters, as ``torch.optim.AdamW`` does, or a name; None for
-            inference.
-        loss: the loss of the model's output, and of ``labels`` if given; or a name such as "cross-entropy",
-            as ``mempool fit --loss`` accepts. None: the output's own ``loss`` if present, else the sum of the
+        optimizer: function that makes the optimizer of parameters, such as ``torch.optim.AdamW``, or a name;
+            None for inference.
+        loss: function of the model's output, and of ``labels`` if given; or a name such as "cross-entropy",
+            as for ``mempool fit --loss``. None: the output's own ``loss`` if present, else the sum of the
             output's floating-point tensors.
-        labels: second argument of the loss, for a batch size; None for no second argument.
+        labels: function that makes the loss's second argument for a batch size; None without one.
         mode: "train": forward, loss, backward, optimizer step; "inference": a forward without gradients.
-        device: device of the real run, "cuda" or "cpu": decides rounding and the choice of kernels.
+        device: device of the real run, "cuda" or "cpu", which determines rounding and kernels.
         capability: compute capability of a CUDA device, which decides between kernels: (8, 0) is an A100.
-        dtype: of the floating-point parameters, or a name; None: as made. Without autocast floating-point
-            inputs get this type, too.
+        dtype: type of the floating-point parameters, or its name; None: unchanged. Without autocast,
+            floating-point inputs get this type, too.
         autocast: lower precision of the forward; None: none.
-        checkpoint: whether the model's blocks recompute their activations in the backward.
+        checkpoint: whether the model's blocks recompute their activations in the backward pass.
         save_on_cpu: whether tensors kept for the backward are on the host, as in
             ``torch.autograd.graph.save_on_cpu``.
-        accumulate: batches whose gradients add up to one optimizer step.
-        hold_output: whether the program keeps output and loss until the next step replaces them, as a loop
-            without functions does; else they die after their last use. None: in training they are kept;
-            without gradients they are not, since ``model.generate``, a function or one call keeps no former
-            output, which with a key-value cache may be most of the memory.
-        card: name of a GPU in `mempool.hardware.gpu_throughput`, whose rates determine times; None: the
-            default.
+        accumulate: number of batches per optimizer step.
+        hold_output: whether the program keeps output and loss until the next step replaces them, as in a loop
+            without functions; False: they are freed after their last use. None: true for training, false for
+            inference, since ``model.generate``, a function or a single call keeps no former output (with a
+            key-value cache, possibly most of the memory).
+        card: name of a GPU in `mempool.hardware.gpu_throughput` for modelled times; None: the default.
 
     Raises:
         UsageError: mode or device is unknown, or batch is below one.
@@ -91,7 +91,7 @@ class Job:
 
             for name in named:
                 object.__setattr__(self, name, resolve(name, getattr(self, name)))
-            if "loss" in named:  # makes labels itself
+            if "loss" in named:  # the loss makes its labels
                 object.__setattr__(self, "labels", None)
         for name in ("loss", "optimizer"):
             if (value := getattr(self, name)) is not None and not callable(value):
@@ -99,7 +99,7 @@ class Job:
 
     @property
     def holds_output(self) -> bool:
-        """Return whether the output of a step is alive in the next forward."""
+        """Return whether the output of a step is alive in the next forward pass."""
         return self.mode == "train" if self.hold_output is None else self.hold_output
 
     def replace(self, **changes: Any) -> Job:

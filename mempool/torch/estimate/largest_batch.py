@@ -16,12 +16,12 @@ class NoLargestBatchError(UsageError):
 
 
 def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
-    """Return the largest batch that needs at most a number of bytes; 0 if one sample is too many.
+    """Return the largest batch that needs at most ``limit_bytes``; 0 if one sample needs more.
 
-    Memory is assumed to grow with the batch. Between a batch that fits and one that does not, the next batch
-    tried is the intersection of the line through both with the limit, since memory is nearly affine in the
-    batch; if that step has not halved the interval, the next is the middle. The result fits, and one more
-    sample does not, by trial of both.
+    Memory is assumed to grow with the batch. Memory is nearly affine in the batch, so between a batch that
+    fits and a batch that does not, the search tries the intersection of the line through both with the limit;
+    after a step that did not halve the interval, it tries the middle. Trials confirm that the result fits and
+    that one more sample does not.
 
     Args:
         needs: bytes of a batch; called once for each batch.
@@ -29,7 +29,7 @@ def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> in
         first: first batch tried.
 
     Raises:
-        NoLargestBatchError: even the largest batch fits, or the search does not end.
+        NoLargestBatchError: the largest permitted batch fits, or the search exceeds its number of trials.
     """
     known = {0: 0}
 

@@ -1,11 +1,10 @@
 """Memory that a GPU needs outside all operations, as named parts, each with formula and source.
 
-`cuda_context` is the driver's context: code, stacks and queues of the process. `kernels` are those of
-PyTorch, cuBLAS and cuDNN, loaded when first used. `cublas_workspace` is scratch memory of cuBLAS for each
-thread that multiplies matrices; `cudnn_workspace` is by how much convolutions with their scratch memory
-exceed the peak.
+`cuda_context` is the driver's context: code, stacks and queues of the process. `kernels` are the kernels of
+PyTorch, cuBLAS and cuDNN, loaded on first use. `cublas_workspace` is the workspace of cuBLAS in each thread
+that multiplies matrices; `cudnn_workspace` is the excess of convolutions with their workspaces over the peak.
 
-Memory that allocators lose by rounding and fragmentation is no margin: the simulators report that loss.
+Losses of allocators by rounding and fragmentation are no margin, since the simulators report them.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _CONVOLUTIONS = re.compile(r"^aten::(cudnn_|_)?convolution")
 
 
 def margins(trace: Trace, device: str = "cuda", *, capability: tuple[int, int] = (8, 0)) -> dict[str, int]:
-    """Return the bytes that a GPU needs beyond the trace of a fake run, by name; parts of zero are left out.
+    """Return the bytes that a GPU needs in addition to a fake run's trace, by name, without zeros.
 
     Args:
-        trace: of the run, with names of operations and marks of phases.
+        trace: trace of the run, with names of operations and marks of phases.
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
     """
@@ -52,7 +51,7 @@ def margins(trace: Trace, device: str = "cuda", *, capability: tuple[int, int] =
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """Return the scratch memory that PyTorch gives cuBLAS for each handle and stream.
+    """Return the bytes of workspace that PyTorch allocates for cuBLAS per handle and stream.
 
     `parseChosenWorkspaceSize` in `ATen/cuda/CublasHandlePool.cpp`: ":4096:2:16:8", that is 8,519,680 bytes;
     32 MiB on Hopper; or the value of the variable CUBLAS_WORKSPACE_CONFIG, as sizes in KiB and counts.
@@ -64,9 +63,9 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def _of_cublas(trace: Trace, capability: tuple[int, int]) -> int:
-    """Return the scratch memory of the program's thread and, with a backward, autograd's.
+    """Return the cuBLAS workspaces in bytes: one for the program's thread, one for autograd's thread.
 
-    Each thread has a handle.
+    Each thread has a handle; autograd's thread counts only with a backward pass.
     """
     if not len(_rows(trace, _PRODUCTS)):
         return 0
@@ -75,11 +74,11 @@ def _of_cublas(trace: Trace, capability: tuple[int, int]) -> int:
 
 
 def _of_cudnn(trace: Trace) -> int:
-    """Return how far convolutions with scratch memory as large as their operands exceed the peak.
+    """Return the excess over the peak if each convolution has a workspace of the size of its operands.
 
-    cuDNN's kernels on tensor cores need channels last, and other layouts are converted in the workspace:
-    input, weight and output once more. Winograd and FFT kernels may need more, with
-    ``torch.backends.cudnn.benchmark`` much more while all of them are tried (pytorch#49207).
+    cuDNN's kernels on tensor cores need channels last, and convert other layouts in the workspace: copies of
+    input, weight and output. Winograd and FFT kernels may need more, and a search with
+    ``torch.backends.cudnn.benchmark`` much more (pytorch#49207).
     """
     load = trace.load()
     rows = _rows(trace, _CONVOLUTIONS)
@@ -87,11 +86,11 @@ def _of_cudnn(trace: Trace) -> int:
 
 
 def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
-    """Return the largest load during some operations, counting twice the buffers that an operation touches.
+    """Return the largest load during some operations, with the operation's own buffers counted twice.
 
     Args:
         trace: the trace.
-        rows: indices of the operations' events; events of one operation have one time.
+        rows: indices of the operations' events; events of one operation have equal times.
         load: bytes alive after each event.
     """
     size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)

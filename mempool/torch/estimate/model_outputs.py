@@ -1,4 +1,4 @@
-"""Outputs of a model: their loss, and the tensors of a key-value cache."""
+"""Outputs of a model: loss, and tensors of a key-value cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUMMED = (
 
 
 def own_loss(output: Any) -> torch.Tensor | None:
-    """Return the loss that an output holds, as outputs of transformers do, or that the output is."""
+    """Return an output's own loss: its ``loss``, as in transformers, or the output itself."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if found is None and isinstance(output, torch.Tensor) and output.dim() == 0:
         found = output
@@ -26,7 +26,7 @@ def own_loss(output: Any) -> torch.Tensor | None:
 
 
 def summed(output: Any) -> torch.Tensor:
-    """Return the sum of an output's tensors with a gradient, in place of a loss.
+    """Return the sum of an output's tensors with a gradient, as a substitute for a loss.
 
     Raises:
         UsageError: the output has no such tensor.
@@ -45,7 +45,7 @@ def summed(output: Any) -> torch.Tensor:
 
 
 def _plain(output: Any) -> Any:
-    """Convert an output to a structure with leaves: an iterator's items, an object's attributes."""
+    """Convert an output to plain containers: the items of an iterator, the attributes of an object."""
     if isinstance(output, (torch.Tensor, dict, list, tuple)):
         return output
     if hasattr(output, "__next__"):
@@ -53,7 +53,7 @@ def _plain(output: Any) -> Any:
     return dict(vars(output)) if hasattr(output, "__dict__") else output
 
 
-#: Fields of outputs in which transformers returns keys and values, or the state, of the tokens so far.
+#: Fields of transformers outputs with keys and values, or the state, of the tokens so far.
 _CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")
 
 

@@ -11,15 +11,15 @@ class EstimateOptions:
 
     Attributes:
         searched_objects: largest number of objects searched for tensors, in a functools cache or an output.
-        batch_tries: largest number of batches that the search for the largest batch tries.
+        batch_tries: most trials in the search for the largest batch.
         batch: largest batch that the search tries, in samples.
-        report_modules: largest number of modules in a text report.
-        remedy_seconds: processor seconds after which no further run of a changed job begins.
-        program_steps: optimizer steps of a program that is run: the first makes the optimizer's state, and
-            the third begins with all that outlives a step.
+        report_modules: most modules in a text report.
+        remedy_seconds: processor seconds after which no further fake run of a remedy starts.
+        program_steps: optimizer steps of a program's run: the first makes the optimizer's state, and the
+            third begins in steady state.
         program_seconds: seconds without an optimizer step after which a program is refused.
-        dominant: share of the peak above which parameters and what belongs to them dominate.
-        message_lines: largest number of lines of a program named in a message.
+        dominant: share of the peak above which parameters, gradients and optimizer state dominate.
+        message_lines: most source lines of a program in a message.
         tokens: tokens per sequence, if the configuration allows more and no length was requested.
     """
 

@@ -1,4 +1,4 @@
-"""Result of an estimate: memory by holder, verdict, caveats, and the remedies that were tried."""
+"""Result of an estimate: memory by holder, verdict, caveats, and tried remedies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from traces import Trace
 
-#: Bytes; a device's allocator rounds sizes up to a multiple.
+#: Multiples in bytes to which a device's allocator rounds sizes up.
 ROUNDED_TO = {"cuda": 512, "cpu": 1}
 AS_FAR_AS_RAN = "only of what ran"
 RECURRENT = (
@@ -25,7 +25,7 @@ RECURRENT = (
 
 
 class Caveat(NamedTuple):
-    """A restriction of a result: a label that goes with the verdict, and the reason."""
+    """A restriction of a result: a label next to the verdict, and the reason."""
 
     label: str
     reason: str
@@ -36,14 +36,14 @@ class Caveat(NamedTuple):
 
 @dataclass(frozen=True)
 class TriedRemedy(Remedy):
-    """One change, or several together, tried. Bytes throughout.
+    """A tried change, or combination of changes; sizes in bytes.
 
     Attributes:
         name: a few words.
-        saves_bytes: reduction of the device memory needed: reserved by the allocator, and margins.
+        saves_bytes: reduction of the needed device memory (reserved bytes and margins).
         how: description and price.
         code: lines to write in the user's program.
-        needed_bytes: device memory needed after the change.
+        needed_bytes: needed device memory after the change.
         peak_bytes: peak load after the change.
         fits: whether the changed job fits; None without a limit.
         cost: name of a `mempool.torch.estimate.remedies.changes.Cost`, in lower case.
@@ -63,11 +63,11 @@ class Advice:
     """Remedies for a job.
 
     Attributes:
-        remedies: changes that save memory alone, largest saving first.
-        cheapest: the cheapest changes, by `Cost`, that together make the job fit; None if the job fits
-            already, no combination suffices, or no limit is given.
-        combined: all changes that leave the training as it is, if even they do not suffice.
-        not_tried: name of each change that could not be tried, with the reason.
+        remedies: changes that save memory, the largest saving first.
+        cheapest: the cheapest combination, by `Cost`, that makes the job fit; None if the job fits already,
+            if no combination suffices, or without a limit.
+        combined: all changes that preserve the training, if even their combination does not suffice.
+        not_tried: reasons of changes that could not be tried, by name.
         hints: further advice.
     """
 
@@ -84,29 +84,30 @@ class Advice:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Memory that a step of a job would need. Bytes throughout; `print` shows a report.
+    """Memory that a step of a job needs, in bytes; `print` shows a report.
 
     Attributes:
-        peak_bytes: peak load in a step after the first, or of a program, with sizes rounded as by the
-            device's allocator.
+        peak_bytes: peak load of a program, or of steps after the first, with the rounding of the device's
+            allocator.
         by_class_bytes: ``peak_bytes`` by category; the sum is ``peak_bytes``.
-        by_module: ``peak_bytes`` by module, largest first; likewise.
-        by_phase_bytes: peak load in the forward, the backward, and the optimizer's step.
-        peak_operation: operation that ran at the peak; likewise ``peak_phase``, and ``peak_module``, a path.
+        by_module: ``peak_bytes`` by module, the largest first; the sum is ``peak_bytes``.
+        by_phase_bytes: peak load in the forward pass, the backward pass, and the optimizer's step.
+        peak_operation: operation at the peak; ``peak_phase`` and ``peak_module`` (a path) are its phase and
+            module.
         first_step_bytes: peak load of the first step, in which the optimizer's state is made.
-        reserved_bytes: device memory that each allocator would hold, by simulation.
+        reserved_bytes: device memory that each allocator would reserve, by simulation.
         margin_bytes: memory that a GPU adds outside all operations, by name.
         allocator: the allocator to which ``fits``, ``missing_bytes`` and ``largest_batch`` refer.
         batch: samples in a batch, None for a program; ``mode`` and ``device`` as in the job.
         limit_bytes: the device's memory; None if not given.
-        fits: whether ``needed_bytes`` are at most ``limit_bytes``; None without a limit, or if they are and
-            ``caveats`` leave the question open.
-        missing_bytes: bytes by which the need exceeds the limit; 0 if the job fits, None without a limit.
-        largest_batch: largest batch that fits, by search; 0 if none does, None without a search.
-        warnings: circumstances that make the result less certain.
+        fits: whether ``needed_bytes`` are at most ``limit_bytes``; None without a limit, or if a fit has
+            ``caveats``.
+        missing_bytes: excess of ``needed_bytes`` over the limit; 0 if the job fits, None without a limit.
+        largest_batch: largest batch that fits, by search; 0 if no batch fits, None without a search.
+        warnings: sources of uncertainty of the result.
         trace: the recorded trace, with unrounded sizes.
-        advice: remedies, the cheapest way to make the job fit, and hints; None if nothing was tried.
-        caveats: parts that are not covered, so that a step may need more.
+        advice: remedies, the cheapest combination that makes the job fit, and hints; None without trials.
+        caveats: parts missing in the estimate, so that a step may need more.
     """
 
     peak_bytes: int
@@ -134,7 +135,7 @@ class Fit:
 
     @property
     def needed_bytes(self) -> int:
-        """Return the device memory needed: reserved by ``allocator``, and the margins."""
+        """Return the needed device memory: the bytes reserved by ``allocator``, and the margins."""
         return self.reserved_bytes[self.allocator] + sum(self.margin_bytes.values())
 
     @property
@@ -144,12 +145,12 @@ class Fit:
 
     @property
     def caveat_labels(self) -> str:
-        """Return the labels of the caveats, as text beside a verdict; "" without caveats."""
+        """Return the labels of the caveats as text after a verdict; "" without caveats."""
         return ", ".join(dict.fromkeys(caveat.label for caveat in self.caveats))
 
     @property
     def verdict(self) -> str:
-        """Return in a line whether the job fits, and the missing or spare bytes."""
+        """Return one line: whether the job fits, and the missing or spare bytes."""
         labels = f" ({self.caveat_labels})" if self.caveats else ""
         if self.limit_bytes is None:
             return f"needs {binary(self.needed_bytes)}{labels}"
@@ -161,7 +162,7 @@ class Fit:
         return f"does not fit in {limit}: {binary(self.missing_bytes or 0)} short{labels}"
 
     def restricted(self, caveats: Sequence[Caveat]) -> Fit:
-        """Return the result with further caveats, which leave a fit unknown."""
+        """Return the result with further caveats, which make a fit undecided."""
         if not caveats:
             return self
         return replace(
@@ -172,18 +173,18 @@ class Fit:
         )
 
     def with_warnings(self, warnings: Sequence[str]) -> Fit:
-        """Return the result with warnings; one on recurrent layers is a caveat."""
+        """Return the result with warnings; a warning about recurrent layers is a caveat."""
         others = [text for text in warnings if text != RECURRENT]
         label, _, reason = RECURRENT.partition(": ")
         caveats = [Caveat(label, reason)] if len(others) < len(warnings) else []
         return replace(self, warnings=[*self.warnings, *others]).restricted(caveats)
 
     def modules(self, depth: int) -> list[ModuleShare]:
-        """Return ``by_module`` with modules below a depth merged into their ancestor, largest first."""
+        """Return ``by_module`` with modules below a depth merged into their ancestor, the largest first."""
         return merged(self.by_module, depth)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all but the trace as a dictionary ready for JSON."""
+        """Return the result without the trace as a dictionary ready for JSON."""
         names = [name for name in self.__dataclass_fields__ if name not in ("trace", "by_module", "advice")]
         advice = {} if self.advice is None else self.advice.to_dict()
         caveats = [caveat._asdict() for caveat in self.caveats]

@@ -1,4 +1,4 @@
-"""Tracker for accelerate's `Accelerator`, which has no callbacks: its trackers hear of every log.
+"""Tracker for accelerate's `Accelerator`, which has trackers of logs, but no callbacks.
 
     from mempool.torch.integrations.accelerate import PoolTracker
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class PoolTracker(GeneralTracker):
-    """A pool under a training: watches the optimizer, and gives the pool's numbers to the other trackers.
+    """Tracker that watches the optimizer for a pool, and logs the pool's numbers to the other trackers.
 
-    `accelerator.log` reaches this tracker, which then logs to the others; `accelerator.end_training` ends the
-    watching.
+    `accelerator.log` calls this tracker, which then logs to the other trackers; `accelerator.end_training`
+    ends the watching.
 
     Attributes:
         watcher: the pool, and the present phase.
@@ -43,13 +43,13 @@ class PoolTracker(GeneralTracker):
     def __init__(
         self, accelerator: Any, optimizer: Any, pool: TensorPool | None = None, **options: Any
     ) -> None:
-        """Join the accelerator's trackers, and watch the optimizer.
+        """Register with the accelerator, and watch the optimizer.
 
         Args:
             accelerator: an accelerator; call `init_trackers` before, or after.
             optimizer: the optimizer, prepared or not.
-            pool: a pool that serves PyTorch; by default the installed one, else one is installed.
-            options: options of `mempool.torch.install`, for a pool that is installed here.
+            pool: a pool that serves PyTorch; by default the installed pool, or a newly installed pool.
+            options: options of `mempool.torch.install` for a new pool.
         """
         super().__init__()
         self.watcher = TrainingWatcher(pool, options)
@@ -64,7 +64,7 @@ class PoolTracker(GeneralTracker):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Leave a part of the program out of the plan, such as an evaluation."""
+        """Exclude a part of the program, such as an evaluation, from the plan."""
         self.watcher.begin(name)
         try:
             yield
@@ -72,11 +72,11 @@ class PoolTracker(GeneralTracker):
             self.watcher.resume()
 
     def log(self, _: dict[str, Any], step: int | None = None, **__: Any) -> None:
-        """Give the pool's numbers to the other trackers, at the same step."""
+        """Log the pool's numbers to the other trackers, for the same step."""
         for tracker in self._accelerator.trackers:
             if tracker is not self:
                 tracker.log(self.watcher.metrics(), step=step)
 
     def finish(self) -> None:
-        """Stop watching; the pool goes on serving."""
+        """Stop watching; the pool still serves."""
         self.watcher.end()

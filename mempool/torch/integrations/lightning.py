@@ -17,18 +17,18 @@ from mempool.torch.integrations.watcher import WatchingCallback
 
 
 class PoolCallback(WatchingCallback, Callback):
-    """A pool under a training: watches the optimizer, and gives the pool's numbers to each logger.
+    """Callback that watches the optimizer for a pool, and logs the pool's numbers to each logger.
 
-    Validation, test and prediction follow no plan. Of several optimizers the last one ends iterations.
+    Validation, test and prediction follow no plan. Of several optimizers, the last one ends iterations.
     """
 
     def on_train_start(self, trainer: Any, _: Any) -> None:
-        """Watch the optimizer, which exists from now on."""
+        """Watch the optimizer, which the trainer has just made."""
         if trainer.optimizers:
             self.watcher.watch(trainer.optimizers[-1])
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Log as often as the trainer does."""
+        """Log at the trainer's interval."""
         self.watcher.stepped()
         each = trainer.log_every_n_steps
         if each and (trainer.fit_loop.total_batch_idx + 1) % each == 0:
@@ -48,7 +48,7 @@ class PoolCallback(WatchingCallback, Callback):
         self.watcher.begin("prediction")
 
     def on_validation_end(self, *_: Any) -> None:
-        """Go on with the training."""
+        """Resume the training."""
         self.watcher.resume()
 
     on_test_end = on_predict_end = on_validation_end

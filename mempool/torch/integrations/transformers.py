@@ -1,4 +1,4 @@
-"""Callback for transformers' `Trainer` and the trainers that build on it, such as trl's.
+"""Callback for transformers' `Trainer` and derived trainers, such as trl's.
 
     from mempool.torch.integrations.transformers import PoolCallback
 
@@ -18,20 +18,20 @@ from mempool.torch.integrations.watcher import WatchingCallback
 
 
 class PoolCallback(WatchingCallback, TrainerCallback):
-    """A pool under a training: watches the optimizer, and adds the pool's numbers to each log.
+    """Callback that watches the optimizer for a pool, and adds the pool's numbers to each log.
 
     Evaluation and prediction follow no plan.
     """
 
     def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
-        """Watch the optimizer, which exists from now on."""
+        """Watch the optimizer, which the trainer has just made."""
         self._precede_loggers(sys._getframe(1).f_locals.get("self"))
         self.watcher.watch(optimizer)
 
     def _precede_loggers(self, handler: Any) -> None:
-        """Move this callback before those of loggers in the handler that calls it: logs pass in this order.
+        """Move this callback before those of loggers, since the handler calls them in order.
 
-        The first callback of every handler decides whether to evaluate, and stays the first.
+        The first callback of a handler decides whether to evaluate, and stays first.
         """
         callbacks = getattr(handler, "callbacks", None)
         if isinstance(callbacks, list) and self in callbacks:
@@ -39,7 +39,7 @@ class PoolCallback(WatchingCallback, TrainerCallback):
             callbacks.insert(1, self)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """End an iteration if the optimizer cannot be watched."""
+        """End an iteration if the optimizer has no hooks."""
         self.watcher.stepped()
 
     def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
@@ -52,7 +52,7 @@ class PoolCallback(WatchingCallback, TrainerCallback):
         self.on_step_end(*arguments)
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
-        """Begin an evaluation or a prediction that the program asked for: this is the first event of it."""
+        """Begin an evaluation or a prediction that the program called, at its first event."""
         self.watcher.begin("evaluation")
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
@@ -64,7 +64,7 @@ class PoolCallback(WatchingCallback, TrainerCallback):
         self.watcher.resume()
 
     def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, Any] | None = None, **___: Any) -> None:
-        """Add the pool's numbers to what is logged, and to the history."""
+        """Add the pool's numbers to the log and to the history."""
         metrics = self.watcher.metrics()
         if logs is not None:
             logs.update(metrics)

@@ -1,4 +1,4 @@
-"""Watcher of a training, which the callbacks for all trainers share."""
+"""Watcher of a training, shared by the callbacks for all trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH_A_LIMIT = ("limit_bytes", "waited_seconds")
 
 
 class TrainingWatcher:
-    """A pool beside a training: its iterations, its phases, and its numbers for loggers.
+    """A pool's iterations, phases, and numbers for loggers during a training.
 
     Attributes:
         pool: the pool that serves PyTorch.
@@ -23,35 +23,35 @@ class TrainingWatcher:
     """
 
     def __init__(self, pool: TensorPool | None, options: dict[str, Any]) -> None:
-        """Take a pool, or the installed one, or else install one with these options."""
+        """Use `pool`, else the installed pool, else install a pool with these options."""
         self.pool = pool or mempool.torch.installed() or mempool.torch.install(**options)
         self.phase = "training"
         self._handle: Any = None
-        self._scope: Any = None  # of a phase that follows no plan
+        self._scope: Any = None  # scope of a phase without plan
         self._steps_by_hand = False
 
     def watch(self, optimizer: Any) -> None:
-        """End an iteration with each step of this optimizer, and of no other."""
+        """End iterations with the steps of this optimizer only."""
         self.end()
-        self._steps_by_hand = hooked_optimizer(optimizer) is None  # such as DeepSpeed's
+        self._steps_by_hand = hooked_optimizer(optimizer) is None  # e.g. DeepSpeed's
         if self._steps_by_hand:
             self.pool.require_step_marks()
         else:
             self._handle = self.pool.watch(optimizer)
 
     def stepped(self) -> None:
-        """Note a step that the trainer reports; it ends an iteration if the optimizer has no hooks."""
+        """Handle a step that the trainer reports: end an iteration if the optimizer has no hooks."""
         if self._steps_by_hand:
             self.pool.step()
 
     def begin(self, phase: str) -> None:
-        """Begin a phase whose allocations follow no plan, unless one has begun."""
+        """Begin a phase without a plan, unless such a phase has begun."""
         if self._scope is None:
             self.phase, self._scope = phase, self.pool.dynamic()
             self._scope.__enter__()
 
     def resume(self) -> None:
-        """Go on with the training."""
+        """Resume the training."""
         self.phase = "training"
         if self._scope is not None:
             self._scope.__exit__(None, None, None)
@@ -75,18 +75,18 @@ class TrainingWatcher:
 
 
 class WatchingCallback:
-    """Base of the callbacks for trainers, which watch a training with a pool until the training ends.
+    """Base class of callbacks for trainers, which watch a training for a pool until its end.
 
     Attributes:
         watcher: the pool, and the present phase.
     """
 
     def __init__(self, pool: TensorPool | None = None, **options: Any) -> None:
-        """Use `pool`, or the installed one, or install one.
+        """Use `pool`, else the installed pool, else install a pool.
 
         Args:
             pool: a pool that serves PyTorch.
-            options: options of `mempool.torch.install`, for a pool that is installed here.
+            options: options of `mempool.torch.install` for a new pool.
         """
         self.watcher = TrainingWatcher(pool, options)
 

@@ -10,8 +10,8 @@
 | inactive_split | free memory in segments that contain live blocks |
 | small_pool | memory served by size classes: requests up to the setting `small_bytes` |
 
-The counters of the core are exact. The number of segments, their small part and their idle bytes are sampled
-when the statistics are read, so that their peaks and totals cover only those moments.
+The core's counters are exact. The number of segments, their small part and their idle bytes are sampled at
+each read of the statistics, so their peaks and totals cover only those moments.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CoreCounters:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The counters that only grow and are reset together with the totals."""
+        """The monotonic counters, which are reset with the totals."""
         return {"num_alloc_retries": self.usage["retries"], "num_ooms": self.client["out_of_memory"]}
 
 
@@ -75,7 +75,7 @@ class AllocatorStatistics:
     """PyTorch's statistics of one device."""
 
     def __init__(self, client: _core.Client, pool: _core.Pool) -> None:
-        """Begin the statistics of a client and of its pool's memory, covering the lifetime of both."""
+        """Create the statistics of a client and of its pool's memory, from their beginning."""
         self.client, self.pool = client, pool
         parts = ("small", "large", "all")
         self._segments = {part: SampledGauge() for part in parts}
@@ -165,16 +165,16 @@ class AllocatorStatistics:
 
 
 def _split_parts(every: Stat, small: Stat) -> dict[str, Stat]:
-    """Split a statistic into all, small and large; the large peak is a difference, or the current value."""
+    """Split a statistic into all, small and large, with the large peak estimated as a difference."""
     large = {key: every[key] - small[key] for key in every}
     large["peak"] = max(large["peak"], large["current"])
     return {"all": every, "small_pool": small, "large_pool": large}
 
 
 def _by_part(gauge: dict[str, SampledGauge]) -> dict[str, Stat]:
-    """Return a sampled statistic by part, with totals of "all" as sums.
+    """Return a sampled statistic by part, with the totals of "all" as sums of the parts.
 
-    Parts may change in opposite directions, which the changes of their sum would miss.
+    Parts may change in opposite directions, so the changes of their sum would be too small.
     """
     small, large, every = (gauge[part].stat() for part in ("small", "large", "all"))
     for key in ("allocated", "freed"):

@@ -1,7 +1,7 @@
 """Detection of conditions that break a pluggable CUDA allocator, before training fails.
 
-PyTorch asks the allocator for values that a pluggable allocator is not allowed to provide, and raises, often
-in the middle of the first step. Each finding names the setting, the consequence and the remedy.
+PyTorch requires values of the allocator that a pluggable allocator cannot provide, and raises, often in the
+middle of the first step. Each finding names the setting, the consequence and the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-#: Modules whose import is known to use the GPU, after which the allocator can no longer be replaced.
+#: Modules that use the GPU when imported, after which the allocator can no longer be replaced.
 INITIALIZE_ON_IMPORT = ("apex", "fvdb")
 _NCCL_HOOKS = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -88,8 +88,8 @@ def diagnose(*, serving: bool = False) -> Diagnosis:
     """Inspect PyTorch and the environment; change nothing and leave the GPU untouched.
 
     Args:
-        serving: a mempool pool already is PyTorch's allocator: CUDA may then be in use, and the compiler has
-            already been used.
+        serving: true if a pool already is PyTorch's allocator, so that CUDA may be in use and the compiler
+            works.
     """
     torch: Any = importlib.import_module("torch")
     if not torch.backends.cuda.is_built():
@@ -135,10 +135,10 @@ def _initialized(torch: Any) -> Iterator[Finding]:
 
 
 def _allocator_in_use(torch: Any) -> bool:
-    """Return true if PyTorch's allocator is in use, also by an extension that bypasses Python's flag."""
+    """Return true if PyTorch's allocator is in use, even if by an extension that bypasses Python's flag."""
     try:
         return bool(torch._C._accelerator_isAllocatorInitialized())
-    except (AttributeError, RuntimeError):  # not in this version; there is no GPU
+    except (AttributeError, RuntimeError):  # another version, or no GPU
         return False
 
 
@@ -198,7 +198,7 @@ def _settings() -> Iterator[Finding]:
         entry.strip()
         for name in _SETTINGS
         for entry in _entries(os.environ.get(name, ""))
-        if entry.strip() and not entry.strip().startswith("pinned")  # these settings are for host memory
+        if entry.strip() and not entry.strip().startswith("pinned")  # settings of host memory
     ]
     if ignored:
         yield Finding(

@@ -1,8 +1,8 @@
 """Memory and recent events of a pool in the form of PyTorch's memory snapshots.
 
-A snapshot consists of plain dicts, lists, numbers and text, and opens in PyTorch's viewer. On a device with
-pages, each run of pages is a segment of its own, as for PyTorch's expandable segments, so that the sizes of
-all segments add up to the reserved bytes. No Python runs when memory is allocated, so events have no frames.
+A snapshot consists of plain dicts, lists, numbers and text, for PyTorch's viewer. On a device with pages,
+each run of pages is a separate segment, as in PyTorch's expandable segments, so that all segments add up to
+the reserved bytes. Allocations run without Python, so events have no frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEGMENT = np.dtype(list(_core.SEGMENT_FIELDS))
 _BLOCK = np.dtype(list(_core.BLOCK_FIELDS))
 _EVENT = np.dtype(list(_core.EVENT_FIELDS))
 _STATES = {"free": "inactive", "live": "active_allocated", "waiting": "active_pending_free"}
-#: PyTorch's names for the steps of a mempool event; marks have none.
+#: PyTorch's names for the parts of a mempool event; marks have none.
 _ACTIONS = {
     "alloc": ("alloc",),
     "free": ("free_requested", "free_completed"),
@@ -34,7 +34,7 @@ _ACTIONS = {
     "segment_unmap": ("segment_unmap",),
     "refused": ("oom",),
 }
-#: PyTorch's id of the default pool; the segments of captured graphs have their own id.
+#: PyTorch's id of the default pool; segments of captured graphs have other ids.
 _NO_POOL = (0, 0)
 
 Table = dict[str, Any]
@@ -43,14 +43,14 @@ Table = dict[str, Any]
 def of_device(
     device: int, client: _core.Client, pool: _core.Pool, *, max_entries: int, skip: Collection[str] = ()
 ) -> tuple[list[Table], list[Table]]:
-    """Return segments and trace entries of one device, both from the same moment.
+    """Return segments and trace entries of one device at one moment.
 
     Args:
         device: index of the device.
         client: the client whose history is read.
         pool: the pool whose memory is read.
-        max_entries: largest number of trace entries, the last ones; 0 for none.
-        skip: actions to leave out, by PyTorch's names.
+        max_entries: number of latest trace entries; 0 for none.
+        skip: PyTorch's names of omitted actions.
     """
     segments, blocks, history = _core.snapshot(pool, client if max_entries else None)
     entries = _entries(np.frombuffer(history, _EVENT), skip)
@@ -117,7 +117,7 @@ def _entries(history: np.ndarray[Any, Any], skip: Collection[str]) -> Iterator[T
         for action in _ACTIONS.get(_core.EVENT_KINDS[kind], ()):
             if action in skip:
                 continue
-            where = {"device_free": 0} if action == "oom" else {"addr": address}  # the free bytes are unknown
+            where = {"device_free": 0} if action == "oom" else {"addr": address}  # unknown free bytes
             yield {
                 "action": action,
                 **where,

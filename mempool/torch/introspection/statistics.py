@@ -1,8 +1,8 @@
-"""Replacements of PyTorch's functions about CUDA memory, answered by the pool.
+"""Replacements of PyTorch's functions for CUDA memory statistics, answered by the pool.
 
-With a pluggable allocator PyTorch does not know the held memory, so `torch.cuda.memory_allocated` and similar
-functions raise. All of them call a few functions of `torch._C`, which are replaced here: everything above
-stays PyTorch's own, also under names that were imported before.
+With a pluggable allocator, `torch.cuda.memory_allocated` and similar functions raise. All of them call a few
+functions of `torch._C`, which this module replaces; PyTorch's own Python code above them is unchanged, even
+under names that the program imported before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mempool import _core
 from mempool.errors import UsageError
 from mempool.torch.introspection.counts import AllocatorStatistics
 
-#: Function from a device's index to the client and pool that serve the device; None if no pool does.
+#: Function that returns the client and pool of a device's index, or None without a pool.
 Source = Callable[[int], "tuple[_core.Client, _core.Pool] | None"]
 
 _ACTIONS = (
@@ -32,15 +32,15 @@ _ACTIONS = (
     "oom",
     "snapshot",
 )
-#: Limit in bytes from which on there is no limit.
+#: Limits from this number of bytes count as unlimited.
 _UNLIMITED = 2**63
 
 
 def replace_functions(source: Source) -> None:
     """Answer PyTorch's memory functions from the pools of a source, until `restore_functions`.
 
-    A new source replaces an earlier one. A device for which the source returns None has no memory in use. A
-    history that is being recorded continues.
+    A new source replaces an earlier source. A device without a pool has no memory in use. A history under
+    recording continues.
     """
     import torch
 
@@ -50,14 +50,14 @@ def replace_functions(source: Source) -> None:
         for name, answer in FUNCTIONS.items():
             present = getattr(torch._C, name, None)
             if present is None or present is _replacements.get(name):
-                continue  # absent from this version or build, or replaced already
+                continue  # absent in this build, or replaced already
             _replacements[name] = _replacement(present, answer)
             _originals[name] = present
             setattr(torch._C, name, _replacements[name])
 
 
 def restore_functions() -> None:
-    """Restore PyTorch's functions, except those that others have replaced meanwhile."""
+    """Restore PyTorch's functions, except functions that other code has replaced."""
     import torch
 
     with _functions.lock:
@@ -77,13 +77,13 @@ class History:
 
 
 class MemoryFunctions:
-    """PyTorch's functions answered from the pools of a source; NotImplemented passes on to the original."""
+    """Answers from the pools of a source; NotImplemented passes a call on to PyTorch's function."""
 
     def __init__(self) -> None:
-        """Begin without a source."""
+        """Start without a source."""
         self.source: Source | None = None
         self.history = History()
-        self.lock = threading.RLock()  # reentrant: garbage collection in here may call these functions again
+        self.lock = threading.RLock()  # reentrant, since a garbage collection may call these functions
         self._statistics: dict[int, AllocatorStatistics] = {}
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ class MemoryFunctions:
         self._statistics.clear()
 
     def resume_history(self) -> None:
-        """Record the requested history for the clients that serve now."""
+        """Record the requested history for the present clients."""
         if self.history.max_entries:
             for client, _ in self._served_devices().values():
                 _core.set_history(client, self.history.max_entries)
@@ -130,8 +130,7 @@ class MemoryFunctions:
         """Implement `torch.cuda.memory._snapshot`.
 
         Args:
-            asked: the two numbers of a pool's id, and optionally whether to include traces; None for
-                everything.
+            asked: the two numbers of a pool's id, and optionally whether to include traces; None for all.
         """
         if self.source is None:
             return NotImplemented
@@ -188,13 +187,13 @@ class MemoryFunctions:
         return NotImplemented if self.source is None else self.history.max_entries != 0
 
     def is_in_use(self) -> Any:
-        """Return true if CUDA is in use: with a pluggable allocator PyTorch would say no."""
+        """Return true if CUDA is in use, which PyTorch itself does not detect with a pluggable allocator."""
         import torch
 
         return NotImplemented if self.source is None or not torch.cuda.is_initialized() else True
 
     def empty_cache(self) -> Any:
-        """Implement `torch.accelerator.empty_cache`, which would ask PyTorch's own allocator."""
+        """Implement `torch.accelerator.empty_cache` for the pool's memory."""
         import torch
 
         return NotImplemented if self.source is None else torch.cuda.empty_cache()
@@ -241,7 +240,7 @@ def _check_value(name: str, value: Any, known: tuple[Any, ...]) -> None:
 def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(answer)
     def replaced(*args: Any) -> Any:
-        # Allocations here are not the program's, and the pool must not learn from them.
+        # The pool must not learn from allocations of these functions.
         with _core.Bypass(), _functions.lock:
             answered = answer(*args)
         return original(*args) if answered is NotImplemented else answered
@@ -252,7 +251,7 @@ def _replacement(original: Callable[..., Any], answer: Callable[..., Any]) -> Ca
 _functions = MemoryFunctions()
 _replacements: dict[str, Callable[..., Any]] = {}
 _originals: dict[str, Callable[..., Any]] = {}
-#: Answers by name in `torch._C`. `torch.accelerator` has its own names for the same functions.
+#: Answers by name in `torch._C`, including the names that `torch.accelerator` uses.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _functions.memory_stats,
     "_cuda_resetPeakMemoryStats": _functions.reset_peaks,

@@ -1,1 +1,1 @@
-"""Copies between device and host, shared by eager and compiled offloading: engines, host memory, the link."""
+"""Copies between device and host for eager and compiled offloading: engines, host memory, the link."""

@@ -1,16 +1,16 @@
-"""Engine for a GPU: copies to and from page-locked host memory, on two streams beside the program's.
+"""Engine for a GPU: copies to and from page-locked host memory, on two separate streams.
 
-The host waits for the GPU only in copies of pageable memory, and before memory is unlocked. Work that must
-follow other work waits for an event in its stream:
+The host waits for the GPU only in copies of pageable memory, and before it unlocks memory. Otherwise streams
+wait for events:
 
-* an offload waits for all earlier work of the program's streams, and for reloads out of the host memory that
-  the offload will overwrite;
+* an offload waits for all earlier work of the program's streams, and for reloads from the host memory that
+the offload will overwrite;
 * a reload waits for all earlier work of the stream that allocated the device memory, and for the offload of
   the same data;
 * each of the program's streams waits for a transfer that the program needs.
 
-A stream that is captured into a graph waits for nothing outside the graph, so it is not one of the program's
-streams until the capture is over.
+A stream under capture may not wait for work outside the graph, so it does not count as one of the program's
+streams until the end of the capture.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ArenaCopy:
         at: offset in the arena.
         filled_by: the offload into the copy.
         read_by: the last reload from the copy; earlier reloads end before.
-        dropped: whether the copy is no longer wanted.
+        dropped: whether the copy is no longer needed.
     """
 
     size: int
@@ -84,7 +84,7 @@ class CudaTransfer:
     Attributes:
         size: bytes.
         ended: event after the copy.
-        data: the device's side, kept until the copy has ended, or the program's streams wait for the copy.
+        data: the device's side, kept until the copy has ended or the program's streams wait for it.
         waits: events before and after each wait of the program's stream for the copy.
     """
 
@@ -106,20 +106,20 @@ class CudaEngine:
     """Copies between one GPU's memory and the host; the constructor does not touch CUDA."""
 
     streams = True
-    sync_copier = None  # the program would have to wait for the GPU
+    sync_copier = None  # would make the program wait for the GPU
 
     def __init__(self, device: torch.device, host_bytes: int, *, runtime: Any = None) -> None:
-        """Create an engine that takes at most `host_bytes` of the host, as needed.
+        """Create an engine that allocates at most `host_bytes` of host memory on demand.
 
         Args:
             device: the GPU.
-            host_bytes: most bytes of the host for copies, page-locked as far as CUDA allows.
-            runtime: replacement for `CudaRuntime`, in tests.
+            host_bytes: most bytes of host memory for copies, page-locked if CUDA permits.
+            runtime: replacement for `CudaRuntime` in tests.
         """
         self._device, self._host_bytes, self._runtime = device, host_bytes, runtime
         self._lock = threading.RLock()
         self._streams: dict[Any, None] = {}  # the program's streams, in the order of first use
-        self._latest: Any = None  # one of them: the stream seen last, while no graph is captured
+        self._latest: Any = None  # the stream seen last, outside captures
         self._in_flight: tuple[deque[CudaTransfer], ...] = (deque(), deque())
         self._dropped: list[ArenaCopy] = []
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
@@ -129,7 +129,7 @@ class CudaEngine:
         self._process = os.getpid()
 
     def _initialize(self) -> None:
-        """Create streams and arena, and wait once for all earlier work, also on streams not yet known."""
+        """Create streams and arena, and wait once for all earlier work, also on unknown streams."""
         if self._is_initialized:
             return
         if self._device.index is None and self._device.type == "cuda":
@@ -141,7 +141,7 @@ class CudaEngine:
         self._is_initialized = True
 
     def _is_usable(self) -> bool:
-        """Return whether this process uses CUDA; a forked child of a process with CUDA does not."""
+        """Return whether this process uses CUDA, unlike a forked child of such a process."""
         if self._process != os.getpid():
             return False
         return self._is_initialized or self._runtime is not None or bool(torch.cuda.is_initialized())
@@ -162,7 +162,7 @@ class CudaEngine:
         return stream
 
     def _leave_captured_streams(self) -> None:
-        """Forget the streams that are captured; the work before was ordered when the capture began."""
+        """Forget the streams under capture; their earlier work was ordered at the begin of the capture."""
         for stream in list(self._streams):
             if self._runtime.capturing(stream):
                 del self._streams[stream]
@@ -183,7 +183,7 @@ class CudaEngine:
     # --- captures
 
     def begin_capture(self) -> None:
-        """See `Engine`; orders all work so far, since a captured stream can be asked for no event."""
+        """See `Engine`; order all work so far, since streams under capture permit no events."""
         with self._lock:
             if self._is_usable():
                 self._current_stream()
@@ -207,7 +207,7 @@ class CudaEngine:
         """See `Engine`.
 
         Raises:
-            UsageError: a graph is being captured, which would run the copy at each replay, and not now; or
+            UsageError: a graph is under capture, and would run the copy at each replay instead of now; or
                 this is a forked child.
         """
         if not self._is_usable():
@@ -231,7 +231,7 @@ class CudaEngine:
         """See `Engine`; nothing is offloaded during a graph capture and in a forked child.
 
         Raises:
-            OffloadRefusedError: the arena has no room for the copy, or offloads are impossible now.
+            OffloadRefusedError: the arena is full, or offloads are impossible now.
         """
         with self._lock:
             if not self._is_usable():
@@ -288,7 +288,7 @@ class CudaEngine:
         return 0.0
 
     def fence(self) -> None:
-        """See `Engine`; each of several streams waits for all others."""
+        """See `Engine`; each of several streams waits for all other streams."""
         with self._lock:
             if not self._is_usable():
                 return
@@ -299,7 +299,7 @@ class CudaEngine:
                     self._runtime.order(stream, event)
 
     def _release_finished(self) -> None:
-        """Release the data of ended copies that nobody waited for."""
+        """Release the data of ended copies without waits."""
         for flying in self._in_flight:
             while flying and (flying[0].data is None or flying[0].ended.query()):
                 flying.popleft().data = None
@@ -314,12 +314,12 @@ class CudaEngine:
                 self._dropped.append(copy)
 
     def _allocate(self, size: int, planned: int) -> int:
-        """Return a place for an offload, ordered after the transfers that still use that place."""
+        """Return an offset for an offload, which is ordered after earlier transfers at this offset."""
         self._free_dropped(wait=False)
         if planned >= 0:
             if self._arena.allocate_at(planned, size):
                 return planned
-            self._free_dropped(wait=True)  # the copy planned to be gone by now
+            self._free_dropped(wait=True)  # the schedule drops the former copy before
             if self._arena.allocate_at(planned, size):
                 return planned
         take = self._arena.allocate if planned < 0 else self._arena.allocate_last
@@ -334,7 +334,10 @@ class CudaEngine:
         return at
 
     def _free_dropped(self, *, wait: bool) -> None:
-        """Free dropped copies that are not in use; with `wait`, order later offloads after the transfers."""
+        """Free unused dropped copies.
+
+        `wait`: free copies in use, and order later offloads after their transfers.
+        """
         kept = []
         for copy in self._dropped:
             transfers = (copy.filled_by, copy.read_by)
@@ -356,7 +359,7 @@ class CudaEngine:
             self._arena.reserve(size)
 
     def end_iteration(self) -> None:
-        """See `Engine`; locking is slow, so memory is returned only after many iterations without use."""
+        """See `Engine`; locking is slow, so memory is released only after many iterations without use."""
         self._waits.clear()
         with self._lock:
             if not (self._is_initialized and self._is_usable()) or self._runtime.capturing():
@@ -367,13 +370,13 @@ class CudaEngine:
                 self._arena.release_idle()
 
     def _synchronize_copies(self) -> None:
-        """Wait until no copy is under way."""
+        """Wait until all copies have ended."""
         for stream in (self._out, self._in):
             stream.synchronize()
 
     @property
     def host_bytes(self) -> int:
-        """See `Engine`; all memory of the arena counts, used or not."""
+        """See `Engine`; the unused memory of the arena counts, too."""
         return self._arena.size if self._is_initialized else 0
 
     # --- times
@@ -402,7 +405,7 @@ class CudaEngine:
             return Mark(self._runtime.event(stream, timing=True), waits)
 
     def seconds(self, marks: list[Mark]) -> list[float]:
-        """See `Engine`; 0 for an operation captured into a graph, or run before CUDA was in use."""
+        """See `Engine`; 0 for operations under capture, and before CUDA was in use."""
         return [
             max(_seconds_between([(before.event, after.event)]) - _seconds_between(after.waits), 0.0)
             if before.event is not None and after.event is not None
@@ -411,7 +414,7 @@ class CudaEngine:
         ]
 
     def waited(self, transfer: Any) -> float:
-        """See `Engine`; waits that the device has not reached yet count 0, as nobody waits for them."""
+        """See `Engine`; waits that the device has not reached yet count 0."""
         return _seconds_between([pair for pair in transfer.waits if pair[1].query()])
 
     def link(self) -> Link:
@@ -454,7 +457,7 @@ class CudaRuntime:
         return torch.cuda.Stream(self._device)
 
     def current(self) -> Any:
-        """Return the stream on which this thread's operations run now."""
+        """Return this thread's current stream."""
         if self._device.index is None:
             return torch.cuda.current_stream(self._device)
         named = torch._C._cuda_getCurrentStream(self._device.index)  # much faster than a new object
@@ -463,7 +466,7 @@ class CudaRuntime:
         return stream
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which this thread's operations run on a stream."""
+        """Return a context that makes a stream this thread's current stream."""
         if stream == self.current():
             return contextlib.nullcontext()
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
@@ -474,14 +477,14 @@ class CudaRuntime:
         torch.cuda.synchronize(self._device)
 
     def capturing(self, stream: Any = None) -> bool:
-        """Return whether the work of a stream, by default the current one, is captured into a graph."""
+        """Return whether a stream, by default the current one, is under capture."""
         if stream is None:
             return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.stream(stream):
             return self.capturing()
 
     def event(self, stream: Any, *, timing: bool = False) -> Any:
-        """Return an event recorded after the stream's work so far; only events with timing have times."""
+        """Return an event after the stream's work so far, with a time if `timing`."""
         if not timing:
             return self._copies.record(stream.cuda_stream)
         event = torch.cuda.Event(enable_timing=True)
@@ -489,7 +492,7 @@ class CudaRuntime:
         return event
 
     def order(self, stream: Any, event: Any) -> None:
-        """Let later work of a stream wait for an event without timing."""
+        """Make later work of a stream wait for an event without timing."""
         event.order_before(stream.cuda_stream)
 
     def copy(
@@ -503,7 +506,8 @@ class CudaRuntime:
     ) -> Any:
         """Enqueue a copy of `size` bytes between two addresses; the host's side is page-locked.
 
-        The copy follows the work so far of the streams `after`, and `events`. Returns the event after it.
+        The copy waits for `events` and for the present work of the streams `after`. Returns an event after
+        the copy.
         """
         return self._copies.copy(
             stream.cuda_stream, target, source, size, [one.cuda_stream for one in after], list(events)
@@ -514,7 +518,7 @@ class CudaRuntime:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def locked(self, size: int) -> PinnedMemory:
-        """Reserve host addresses for `size` bytes, none of them page-locked yet."""
+        """Reserve host addresses for `size` bytes, not yet page-locked."""
         return PinnedMemory(size, self._device)
 
 
@@ -529,7 +533,7 @@ def _device_bytes(data: torch.Tensor | DeviceBytes) -> DeviceBytes:
 def _seconds_between(pairs: list[tuple[Any, Any]]) -> float:
     """Return the sum of the seconds from the first to the second event of all pairs.
 
-    The events of a pair may be of two streams, so that the first may come last.
+    The events of a pair may be of two streams, so the second may precede the first.
     """
     for event in itertools.chain.from_iterable(pairs):
         event.synchronize()

@@ -1,4 +1,4 @@
-"""Interface of the copy engines between device and host: one copy after the other per direction."""
+"""Interface of the copy engines between device and host, with sequential copies per direction."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Transfer(Protocol):
 
 
 class SyncCopier(Protocol):
-    """Synchronous copies by the program's thread itself.
+    """Synchronous copies by the program's thread.
 
     Attributes:
         sync_bytes: above this size, asynchronous copies are faster.
@@ -50,14 +50,14 @@ class SyncCopier(Protocol):
     sync_bytes: int
 
     def offload_now(self, tensor: torch.Tensor, size: int, at: int = -1) -> HostCopy:
-        """Copy `size` bytes from a tensor's first element on to the host; ``at`` as of `Engine.offload`.
+        """Copy `size` bytes, from a tensor's first element, to the host; ``at`` as for `Engine.offload`.
 
         Raises:
             HostFullError: the arena has no room for the copy.
         """
 
     def reload_now(self, copy: Any, tensor: torch.Tensor) -> None:
-        """Copy the bytes saved by `offload_now` to a tensor's first element and on."""
+        """Copy the bytes of `offload_now` back, from a tensor's first element."""
 
 
 class Engine(Protocol):
@@ -67,13 +67,13 @@ class Engine(Protocol):
 
     Attributes:
         streams: whether operations run on streams, so that `note_stream` must be called.
-        sync_copier: makes small copies at once, if that is faster; None: not supported.
+        sync_copier: interface for small synchronous copies; None: not supported.
     """
 
     streams: bool
 
     def bytes_of(self, storage: Any) -> Any:
-        """Return all bytes of a storage, as `offload` and `reload` take them, unseen by the program."""
+        """Return all bytes of a storage for `offload` and `reload`, hidden from the program."""
 
     def address(self, copy: Any) -> int:
         """Return the address of a copy on the host."""
@@ -85,11 +85,11 @@ class Engine(Protocol):
     def offload(self, data: torch.Tensor, at: int = -1) -> tuple[HostCopy, Transfer]:
         """Request an offload of uint8[n] from the device to the host, after all device work so far.
 
-        The engine keeps the data until the copy has ended, or is waited for. The copy lies ``at`` this page
-        of the host's arena, if free; else as far back as there is room, and for -1 at the best fit.
+        The engine keeps the data until the copy has ended or was waited for. The copy's offset in the host's
+        arena is ``at`` if free, else the highest free offset; for -1, the best fit.
 
         Raises:
-            OffloadRefusedError: the arena has no room for the copy, or nothing is offloaded now.
+            OffloadRefusedError: the arena is full, or offloads are impossible now.
         """
 
     def reload(self, copy: HostCopy, data: torch.Tensor) -> Transfer:
@@ -103,61 +103,60 @@ class Engine(Protocol):
         """
 
     def drop(self, copy: HostCopy) -> None:
-        """Free a host copy's memory; if a transfer still uses the copy, as soon as that ends."""
+        """Free a host copy's memory, after the end of its transfers."""
 
     def fence(self) -> None:
-        """Let device memory freed from now on be reused only after all device work so far.
+        """Order reuse of later freed device memory after all device work so far.
 
-        Needed for memory freed without a copy that was waited for: any stream but the memory's own may still
-        use that memory.
+        This is needed for memory freed without a wait for a copy, since streams other than the memory's own
+        may still use it.
         """
 
     def waited(self, transfer: Transfer) -> float:
-        """Return the seconds that the program, or its stream, waited for a transfer, as far as known."""
+        """Return the known seconds that the program, or its stream, waited for a transfer."""
 
     def note_stream(self) -> None:
-        """Make reloaded data available to an operation about to run, on any stream; also done by `mark`."""
+        """Make reloaded data available to the next operation, on any stream; `mark` does so, too."""
 
     def current_stream(self) -> Any:
         """Return the stream of this thread's operations; None on a device without streams."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which operations run on a stream, unless that is captured into a graph."""
+        """Return a context in which operations run on a stream, unless under capture."""
 
     def begin_capture(self) -> None:
-        """Note that work on the current stream is captured into a graph from now on."""
+        """Record the start of a capture on the current stream."""
 
     def end_capture(self) -> None:
-        """Note the end of a capture."""
+        """Record the end of a capture."""
 
     def is_capturing(self) -> bool:
-        """Return whether this thread's work is captured."""
+        """Return whether this thread's work is under capture."""
 
     def check_reload(self) -> None:
         """Raise UsageError if no reload is possible now."""
 
     def mark(self, prepare: Callable[[Any], object] | None = None) -> Any:
-        """Return the moment at which all device work so far is done, for `seconds`.
+        """Return a mark at the end of all device work so far, for `seconds`.
 
-        A device with streams first calls `prepare` with the current stream; waits meanwhile belong
-        to no duration.
+        A device with streams first calls `prepare` with the current stream; its waits belong to no duration.
         """
 
     def seconds(self, marks: list[Any]) -> list[float]:
-        """Return the seconds between neighbouring marks, waits for copies excluded."""
+        """Return the seconds between successive marks, without waits for copies."""
 
     def reserve(self, size: int) -> None:
-        """Prepare host memory of `size` bytes for a schedule, if that preparation is slow."""
+        """Prepare `size` bytes of host memory for a schedule, if preparation is slow."""
 
     def end_iteration(self) -> None:
-        """End an iteration; host memory unused in this iteration and the last may return to the system."""
+        """End an iteration; release host memory that was long unused."""
 
     @property
     def host_bytes(self) -> int:
         """Return the host memory taken at present, in bytes."""
 
     def link(self) -> Link:
-        """Return the speed of copies on this machine, measured once."""
+        """Return the link with the copy speed of this machine, measured once."""
 
     def close(self) -> None:
-        """Shut down; all transfers have been waited for, or their data are no longer wanted."""
+        """Shut down; the caller has waited for all transfers, or no longer needs their data."""

@@ -27,7 +27,7 @@ def create_engine(device: torch.device, host_bytes: int) -> Engine:
 
 
 def measure_this_machine() -> tuple[Link, str]:
-    """Return the link to this machine's GPU, or from memory to memory without a GPU, and a description."""
+    """Return the link to this machine's GPU (without a GPU, from memory to memory), and a description."""
     from mempool import _core
 
     if _core.cuda_devices() and importlib.util.find_spec("torch") is not None:

@@ -1,4 +1,4 @@
-"""Operations of this project that the program must not see."""
+"""Guard that hides this project's operations from the program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KEYS = torch._C.DispatchKeySet(_dispatch_key_parse("DeferredInit")) | torch._C.
 
 @contextlib.contextmanager
 def hidden_from_program() -> Iterator[None]:
-    """Run operations of ours that no mode, transform, trace or mark of the program may see or change.
+    """Hide operations of this project from modes, transforms, traces and profilers of the program.
 
-    All these guards end with their objects, even if Ctrl-C comes at the exit. `torch.no_grad` would not, and
-    bytes need no gradient guard.
+    All guards here end with their objects, even after a Ctrl-C at the exit, unlike `torch.no_grad`; bytes
+    need no gradient guard.
     """
     transforms = _DisableFuncTorch()
     with (

@@ -1,4 +1,4 @@
-"""Engine for CPU tensors: two threads copy to private memory, in the manner of a GPU's copy engines."""
+"""Engine for CPU tensors: two threads copy to private memory, like a GPU's copy engines."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ArenaCopy:
     Attributes:
         size: bytes.
         at: offset in the arena.
-        memory: the memory, which transfers under way keep too; None once dropped.
-        filled_by: the transfer that fills the copy; None: filled at once.
+        memory: the memory, which transfers under way also keep; None once dropped.
+        filled_by: the transfer that fills the copy; None for a synchronous copy.
     """
 
     size: int
@@ -82,7 +82,7 @@ class HostTransfer:
         self.memory = self.copied.memory
 
     def run(self) -> None:
-        """Copy the bytes; the interpreter's lock is released meanwhile."""
+        """Copy the bytes without the interpreter's lock."""
         ctypes.memmove(self.target, self.source, self.size)
         self.memory = None
         self.ended.set()
@@ -94,7 +94,7 @@ class HostTransfer:
 
 
 class StorageBytes:
-    """All bytes of a storage on the CPU, with the part of a tensor's interface that the engine uses."""
+    """All bytes of a storage on the CPU, with the tensor methods that the engine uses."""
 
     __slots__ = ("storage",)
 
@@ -109,20 +109,20 @@ class StorageBytes:
 class HostEngine:
     """Copies between the CPU's tensors and an arena that is private to the process.
 
-    One thread per direction lets both directions and the program run at once. A forked child has no such
-    threads: the child makes the copies itself, also those under way at the fork, from its own copy of all
-    memory.
+    With one thread per direction, both directions and the program run concurrently. A forked child lacks
+    these threads: it makes copies synchronously in its own copy of all memory, including the copies that were
+    under way at the fork.
     """
 
     streams = False
 
     def __init__(self, host_bytes: int) -> None:
-        """Create an engine with an arena of `host_bytes`, none of them touched yet.
+        """Create an engine with an untouched arena of `host_bytes`.
 
         Raises:
             UsageError: the system has no address range of that size.
         """
-        one_core = len(os.sched_getaffinity(0)) == 1  # threads would only take turns
+        one_core = len(os.sched_getaffinity(0)) == 1  # threads would only alternate
         self.sync_bytes = sys.maxsize if one_core else OPTIONS.sync_copy_bytes
         self._memory = PrivateMemory(host_bytes)
         self._free_list = FreeList(self._memory.size)
@@ -131,7 +131,7 @@ class HostEngine:
         self._peak_needed = 0
         self._link: Link | None = None
         self._process = os.getpid()
-        self._lock = threading.RLock()  # for free pages and ended transfers: operations end in any thread
+        self._lock = threading.RLock()  # of free pages and ended transfers
         self._queues: list[queue.SimpleQueue[HostTransfer | None]] = [queue.SimpleQueue() for _ in range(2)]
         threads = [
             threading.Thread(target=_work, args=(tasks,), name=f"mempool-copy-{name}", daemon=True)
@@ -172,8 +172,8 @@ class HostEngine:
         return self
 
     def _allocate(self, size: int, at: int) -> ArenaCopy:
-        """Return a copy without bytes yet; the memory is free again when nobody keeps the copy."""
-        with self._lock:  # against the release of free pages to the system
+        """Return an empty copy; the memory is freed with the last reference."""
+        with self._lock:  # no release of free pages meanwhile
             memory = self._free_list.take(size, at)
         if memory is None:
             raise HostFullError(size, self._memory.size)
@@ -197,7 +197,7 @@ class HostEngine:
             began = time.perf_counter()
             if os.getpid() == self._process:
                 transfer.ended.wait()
-            else:  # the offload that fills the copy was requested before, and may be unfinished too
+            else:  # the copy's own offload may be unfinished
                 for moving in (transfer.copied.filled_by, transfer):
                     if moving is not None and not moving.done:
                         moving.run()
@@ -212,7 +212,7 @@ class HostEngine:
         copy.memory = None
 
     def fence(self) -> None:
-        """See `Engine`; without effect, since all work of a CPU so far is done."""
+        """See `Engine`; without effect, since CPU work is synchronous."""
 
     def note_stream(self) -> None:
         """See `Engine`; without effect, since a CPU has no streams."""
@@ -225,7 +225,7 @@ class HostEngine:
         return contextlib.nullcontext(stream)
 
     def begin_capture(self) -> None:
-        """See `Engine`; without effect, as the next three: a CPU captures no graphs."""
+        """See `Engine`; without effect, as the next three methods, since a CPU captures no graphs."""
 
     def end_capture(self) -> None:
         """See `Engine`."""
@@ -242,7 +242,7 @@ class HostEngine:
         return float(transfer.waited)
 
     def mark(self, prepare: Callable[[Any], object] | None = None) -> float:  # noqa: ARG002
-        """Return the time of a clock that stands still while the program waits for copies."""
+        """Return the time of a clock that stops while the program waits for copies."""
         self._release_finished()
         return time.perf_counter() - self._waited
 
@@ -282,11 +282,11 @@ class HostEngine:
     def _run_or_queue(self, way: int, moving: HostTransfer) -> None:
         if os.getpid() == self._process and self._end.alive:
             self._queues[way].put(moving)
-        else:  # no thread is left: a forked child, or the interpreter's end
+        else:  # without threads: in a forked child, or at the interpreter's end
             moving.run()
 
     def _release_finished(self) -> None:
-        """Release the data of ended copies that nobody waited for."""
+        """Release the data of ended copies without waits."""
         for flying in self._in_flight:
             if flying:
                 with self._lock:
@@ -303,7 +303,7 @@ def _work(tasks: queue.SimpleQueue[HostTransfer | None]) -> None:
 
 
 def _end(queues: list[queue.SimpleQueue[HostTransfer | None]], threads: list[threading.Thread]) -> None:
-    """Stop the threads after their copies have ended, before the interpreter ends."""
+    """Stop the threads after their copies, before the interpreter ends."""
     for tasks in queues:
         tasks.put(None)
     for thread in threads:
@@ -311,7 +311,7 @@ def _end(queues: list[queue.SimpleQueue[HostTransfer | None]], threads: list[thr
 
 
 def _address(data: Any) -> int:
-    """Return the address of a tensor or of a storage's bytes, without the patches that users see."""
+    """Return the address of a tensor or of a storage's bytes, bypassing patches of `data_ptr`."""
     of_tensor, of_storage = _functions()
     return of_storage(data.storage) if isinstance(data, StorageBytes) else of_tensor(data)
 
@@ -324,7 +324,7 @@ def _functions() -> tuple[Callable[[Any], int], Callable[[Any], int]]:
 
 
 class _TimedCopies:
-    """Implementation of `TimedCopies` with the engine's threads; the memory exceeds the caches."""
+    """Implementation of `TimedCopies` with the engine's threads, on more memory than the caches."""
 
     def __init__(self, start: Callable[[int, HostTransfer], None]) -> None:
         self._start, self._memory, self._turn = start, PrivateMemory(4 * _TIMED_BYTES), 0
@@ -336,7 +336,7 @@ class _TimedCopies:
         a, b, c, d = (self._memory.address + self._turn + side * _TIMED_BYTES for side in range(4))
         began = time.perf_counter()
         copies = [(_OUT, a, b)] * out + [(_BACK, c, d)] * back
-        transfers = [  # each keeps the memory, even if Ctrl-C ends the measurement
+        transfers = [  # they keep the memory, even after a Ctrl-C
             (way, HostTransfer(size, ArenaCopy(size, 0), to, of, self._memory)) for way, to, of in copies
         ]
         for way, transfer in transfers:

@@ -1,4 +1,4 @@
-"""Host memory for copies: its limit, and pages that no allocator sees."""
+"""Host memory for copies: default limit, and mappings outside all allocators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mempool.torch.offload.options import OPTIONS
 if TYPE_CHECKING:
     from mempool._core import FreeList
 
-#: Page size, bytes: copies begin at a page and take whole pages.
+#: Page size in bytes; copies occupy whole pages.
 PAGE = 4096
 
 
@@ -25,15 +25,15 @@ def pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-#: Flag for mappings that do not count as committed memory. The kernel merges neighbouring counted mappings,
-#: and no process with one larger than all memory may fork: a few arenas of half the memory would be enough.
-#: Python names the flag from 3.13 on.
+#: Flag MAP_NORESERVE for mappings that do not count as committed memory. The kernel merges adjacent counted
+#: mappings, and refuses a fork with a mapping larger than all memory, such as of a few arenas of half the
+#: memory. Python has a name for the flag since 3.13.
 _UNCOUNTED = getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().machine in ("x86_64", "aarch64") else 0)
 PIECE = OPTIONS.host_page_piece_bytes
 
 
 class PrivateMemory:
-    """Addresses for ``size`` bytes, in whole pages; a forked child gets a copy.
+    """Private mapping of ``size`` bytes in whole pages; a forked child has a copy.
 
     Attributes:
         size: bytes.
@@ -63,7 +63,7 @@ class PrivateMemory:
         return int(self._touched.sum()) * PIECE
 
     def release_excess(self, needed: int, free_list: FreeList) -> None:
-        """Release pages in free ranges to the system, if far more bytes were touched than are needed."""
+        """Release pages of free ranges to the system if far more bytes are touched than needed."""
         excess = self.touched_bytes - needed - needed // 4
         if excess < OPTIONS.host_release_bytes:
             return
@@ -77,15 +77,15 @@ class PrivateMemory:
                     excess -= PIECE
 
     def release(self, at: int, size: int) -> None:
-        """Return whole pages to the system; the bytes are lost."""
+        """Release whole pages, with their contents, to the system."""
         self._map.madvise(mmap.MADV_DONTNEED, at, size)
 
     def exclude_from_forks(self) -> None:
-        """Exclude the memory from forked children: pages must not turn copy-on-write while a GPU copies."""
+        """Exclude the memory from forks, which would make pages copy-on-write while a GPU copies."""
         self._map.madvise(mmap.MADV_DONTFORK)
 
 
-#: Files of a control group: the limit, the usage, and the key of the droppable file pages in memory.stat.
+#: Files of a control group (limit, usage), and the key of reclaimable file pages in memory.stat.
 _GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -93,12 +93,12 @@ _GROUPS = (
 
 
 def default_host_limit(root: Path = Path("/")) -> int:
-    """Return half of the host memory that is free now, in bytes."""
+    """Return half of the free host memory in bytes."""
     return available_bytes(root) // 2
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the host memory that the system and the control groups leave to this process, in bytes.
+    """Return the host memory in bytes that the system and control groups permit this process to allocate.
 
     Args:
         root: root of the file system to read.
@@ -115,7 +115,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> list[Path]:
-    """Return the folders of this process's control groups and of all parent groups."""
+    """Return the folders of this process's control groups and their ancestors."""
     top = root / "sys/fs/cgroup"
     found = {top, top / "memory"}
     for line in _lines(root / "proc/self/cgroup"):

@@ -1,4 +1,4 @@
-"""Places and lifetimes of a program's copies in the host's arena, packed before anything moves."""
+"""Offsets and lifetimes of a schedule's copies in the host's arena."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class HostCopies:
 
     Attributes:
         at: int64[q], offset of each move's copy, bytes.
-        last: int64[c], the operation after which each copy is no longer needed; copies kept for ever are left
-            out.
+        last: int64[c], the last operation that needs each copy, without permanent copies.
         of: int64[c], the rows of these copies' buffers in the step.
         size: bytes from the first to the last copy, whole pages.
     """
@@ -40,15 +39,15 @@ class HostCopies:
 def host_copies(step: Step, schedule: Schedule) -> HostCopies:
     """Pack the copies of a circular step's schedule.
 
-    A copy takes its place after the operation that precedes the offload has ended, and frees the place after
-    the last operation that needs the copy has ended, before other buffers leave.
+    A copy occupies its offset from the end of the operation before the offload to the end of the last
+    operation that needs the copy, before further offloads start.
 
     Raises:
         PlanError: the sizes exceed the countable range.
     """
     copies, of, which = host_buffers(step, schedule, alignment=PAGE)
     k = max(len(step), 1)
-    made = np.zeros(len(copies), np.bool_)  # made anew in each turn; others stay for ever
+    made = np.zeros(len(copies), np.bool_)  # copies made in each turn; others are permanent
     made[which[schedule.copied]] = True
     start, end = copies.start + made, copies.end
     late = start // k * k
@@ -58,7 +57,7 @@ def host_copies(step: Step, schedule: Schedule) -> HostCopies:
 
 
 def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
-    """Return the offset of each copy, int64[n], and the bytes from the first to the last, in whole pages.
+    """Return the offset of each copy, int64[n], and the total bytes in whole pages.
 
     Raises:
         PlanError: the sizes exceed the countable range.

@@ -21,7 +21,7 @@ class TimedCopies(Protocol):
     """Timed copies between the device and the host."""
 
     def timed(self, size: int, *, out: bool, back: bool) -> float:
-        """Return the seconds of one copy of `size` bytes in each named direction, until all have ended."""
+        """Return the seconds of concurrent copies of `size` bytes in the requested directions."""
 
 
 def measure(copies: TimedCopies, sizes: Sequence[int] = SIZES) -> Link:
@@ -37,13 +37,14 @@ def measure(copies: TimedCopies, sizes: Sequence[int] = SIZES) -> Link:
         for way in ways
     }
     out_seconds, in_seconds, both = (times[way] for way in ways)
-    # With an engine per direction, both take as long as the slower copy; with one engine, the sum.
+    # With an engine per direction, both copies together take as long as the slower one; with one engine, the
+    # sum.
     alone = max(out_seconds[-1], in_seconds[-1]), out_seconds[-1] + in_seconds[-1]
     return Link(*fit_line(sizes, out_seconds), *fit_line(sizes, in_seconds), duplex=both[-1] < sum(alone) / 2)
 
 
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """Fit non-negative a and b so that ``a + b * size`` is nearest to the times, by least relative squares.
+    """Fit non-negative a and b of ``a + b * size`` to times by least relative squares.
 
     Args:
         sizes: bytes, at least two different values.
@@ -53,7 +54,7 @@ def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, flo
     columns = np.stack([1 / time, size / time], axis=1)
     scale = np.sqrt((columns**2).sum(axis=0))
     both = np.linalg.lstsq(columns / scale, np.ones(len(size)), rcond=None)[0] / scale
-    each = columns.sum(axis=0) / scale**2  # best fit with a alone, and with b alone
+    each = columns.sum(axis=0) / scale**2  # best fits with a alone, and with b alone
     lines = np.stack([both, each * (1, 0), each * (0, 1)])
     lines = lines[(lines >= 0).all(axis=1)]
     off = ((lines @ columns.T - 1) ** 2).sum(axis=1)

@@ -7,91 +7,92 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OffloadOptions:
-    """Tunables of offloading. A divisor applies to the limit unless the text names another quantity.
+    """Tunables of offloading. A divisor is of the limit unless another quantity is named.
 
     Attributes:
         host_page_piece_bytes: granularity for counting and releasing pages of host memory.
-        host_release_bytes: smallest excess of host memory that is released: less is not worth the page
-            faults on the next use.
-        host_gap_divisor: divisor of the host memory; schedules leave that share to gaps between copies.
-        host_packing_nodes: node limit of the packing of host copies; the first plan is good already.
+        host_release_bytes: smallest excess of host memory that is released, given the page faults of a later
+            use.
+        host_gap_divisor: divisor of the host memory; schedules reserve this share for gaps between copies.
+        host_packing_nodes: node limit of the packing of host copies, for which a first plan suffices.
         pinned_step_bytes: least number of bytes that are page-locked at a time.
-        pinned_idle_iterations: iterations without use after which page-locked memory is released: to lock it
-            again takes some tenths of a second per gibibyte.
-        cuda_waits: waits whose times are kept for the next mark; a rewritten graph sets no marks.
-        sync_copy_bytes: CPU copies up to this size take less time than waking a thread.
-        link_rounds: rounds per copy size when the link is measured; the median counts.
-        link_cpu_bytes: bytes per side and direction while the link of a CPU is measured: together more than
-            a cache.
+        pinned_idle_iterations: iterations without use before page-locked memory is released; locking takes
+            tenths of a second per gibibyte.
+        cuda_waits: most waits whose times are kept for the next mark, since a rewritten graph sets no marks.
+        sync_copy_bytes: size up to which a CPU copy takes less time than waking a thread.
+        link_rounds: rounds per copy size in a measurement of the link; the median counts.
+        link_cpu_bytes: bytes per side and direction in a measurement of a CPU's link, in total more than a
+            cache.
 
-        min_storage_bytes: smallest storage that moves: C++ wraps numbers in small tensors of its own, and
-            keeps their addresses from one operation to the next.
-        small_storage_divisor: smaller storages are evicted last, since copies have a fixed cost.
-        copy_ahead_divisor: without a schedule, that share of the next eviction candidates is copied
-            beforehand.
+        min_storage_bytes: smallest storage that moves; C++ code wraps numbers in small tensors and keeps
+            their addresses between operations.
+        small_storage_divisor: size below which storages are evicted last, since copies have a fixed cost.
+        copy_ahead_divisor: share of eviction candidates that are copied ahead in iterations without a
+            schedule.
 
-        max_iteration_operations: operations after which a recording is dropped if nothing marks the ends of
-            iterations.
+        max_iteration_operations: operations after which a recording without marks is dropped.
         max_iteration_footprints: operations per iteration whose footprints are remembered.
-        max_patterns: patterns that are kept.
+        max_patterns: most known patterns.
         stale_iterations: iterations without use after which a pattern may be replaced.
-        unplanned_iterations: unplanned iterations that are remembered, to detect their recurrence.
-        pattern_history: past iterations from whose order the next pattern is predicted.
+        unplanned_iterations: unplanned iterations that are remembered to detect a recurrence.
+        pattern_history: number of past iterations for the prediction of the next pattern.
         first_period_search: operations before the first search for a period, doubled after each search.
-        reported_divergences: iterations without a fitting schedule before they are reported, if they are half
-            of all iterations.
+        reported_divergences: iterations without a matching schedule before a report, if they are half of all
+            iterations.
         max_unperiodic_operations: most operations that a recording keeps without a period.
-        training_operations: below this number of operations, programs that look like training are left to
-            the marks of optimizer steps.
+        training_operations: operations before a period is accepted in a program that looks like training,
+            whose optimizer steps may mark iterations.
         period_repetitions: repetitions needed to accept a period.
         period_divergences: consecutive diverging iterations that disprove a period.
-        period_shared_storages: share of the storages used in one iteration that the next must use too.
+        period_shared_storages: least share of an iteration's storages that the next iteration must use, too.
 
-        dead_tail_divisor: a storage that lives for more than that share of an iteration's operations after
-            its last access may be offloaded until its death.
-        min_wait_share: waits below this share of an iteration's duration are ignored.
-        timed_iterations: iterations by a schedule in which the durations of operations are measured again.
-        min_retimed_share: durations shorter by more than that share of an iteration lead to another schedule.
-        max_planning_failures: failures after which no schedule is tried any more.
+        dead_tail_divisor: least share of an iteration's operations between a storage's last access and its
+            death for an offload in this time.
+        min_wait_share: share of an iteration's duration below which waits are ignored.
+        timed_iterations: scheduled iterations in which the durations of operations are measured again.
+        min_retimed_share: least decrease of durations, as a share of an iteration, that leads to a new
+            schedule.
+        max_planning_failures: failures after which planning ends.
         max_wait_changes: changes of a schedule after waits.
-        max_wait_changes_with_pool: changes of a schedule after waits, until the pool learns the moves.
-        wait_shares: shares of the waits by which reloads start earlier; the first share whose buffers can be
-            packed is used.
+        max_wait_changes_with_pool: changes of a schedule after waits, before the pool learns the moves.
+        wait_shares: shares of the waits by which reloads start earlier; the first share with a valid packing
+            is used.
         max_arena_rounds: replans for a lower limit, so that the buffers fit with gaps.
-        packed_alternatives: schedules that are packed for each of these limits.
-        arena_excess_divisor: the next limit is lower by that share of the excess, as a schedule for a little
-            less often packs by chance,
-        arena_step_divisor: and at least by that share of the limit.
+        packed_alternatives: schedules that are packed for each lower limit.
+        arena_excess_divisor: share of the excess by which the next limit is lower, since a slightly different
+            schedule often packs well,
+        arena_step_divisor: and share of the limit by which it is lower at least.
         max_arena_reduction_divisor: bounds the total reduction of those replans.
         packed_variations: alternative schedules with the same stall that are packed before the limit is
             reduced.
         arena_packing_nodes: node limit of the packing of an iteration's arena: some tenths of a second.
-        disturbed_iterations: iterations in a row with evictions that lead to another schedule: the first one
-            begins with memory as the eviction policy left it.
+        disturbed_iterations: successive iterations with evictions that lead to another schedule; the first
+            iteration begins in the state of the eviction policy.
         max_lower_limits: replans because the pool holds more than the live bytes.
         lower_limit_divisor: smallest step of those replans.
-        stable_iterations: iterations by an unchanged schedule after which the pool may learn the pattern.
+        stable_iterations: iterations with an unchanged schedule before the pool may learn the pattern.
 
         admission_max_pause: most iterations between two attempts to install an arena.
         served_hits_per_miss: hits per miss above which the pool's plan counts as serving an iteration.
-        admission_excess_divisor: an excess up to that share is accepted rather than no arena; the share is
-            less than the excess that is reported.
-        reported_excess_divisor: an excess of the pool above that share is reported.
-        checked_operation_divisor: for operations from that share on, the pool's misses are checked.
+        admission_excess_divisor: largest excess with which an arena is installed; less than the reported
+            excess.
+        reported_excess_divisor: least excess of the pool that is reported.
+        checked_operation_divisor: size of operations from which the pool's misses are checked.
 
         footprint_samples: runs of an operation with the same shapes whose workspace is measured.
-        footprint_ample: a footprint is not computed beforehand if the free room is this many times the bytes
-            of the arguments, and the operation never made more than this many times its arguments. For an
-            operation whose tensors have several shapes, as with broadcasting, it is always computed.
-        max_footprints: footprints that are cached.
+        footprint_ample: factor of the argument bytes; the prediction of a footprint is skipped if there is so
+            much free room, and the operation never made larger results. Predictions for arguments of several
+            shapes (broadcasting) are never skipped.
+        max_footprints: most cached footprints.
 
-        bypass_open_divisor: room that an iteration must leave before later iterations may go unseen.
-        bypass_reserve_divisor: room that each unseen operation must leave.
-        bypass_iterations: such iterations in a row before the bypass opens; each closing doubles the number.
-        bypass_max_iterations: most such iterations in a row.
-        standby_iterations: unseen iterations in a row by the pool's plan before later ones go without any
-            comparison of operations; each departure from the plan doubles the number.
-        standby_reserve_divisor: room below which operations are compared again.
+        bypass_open_divisor: free room of an iteration that permits the bypass.
+        bypass_reserve_divisor: free room that each unseen operation must leave.
+        bypass_iterations: successive iterations with free room before the bypass opens; doubled by each
+            closing.
+        bypass_max_iterations: upper bound of `bypass_iterations` after doublings.
+        standby_iterations: successive unseen iterations that followed the pool's plan before the mode stands
+            by; doubled by each departure from the plan.
+        standby_reserve_divisor: free room below which a standby ends.
     """
 
     host_page_piece_bytes: int = 1 << 20

@@ -1,4 +1,4 @@
-"""Page-locked host memory for a GPU's copies, and an arena of it that grows and shrinks by need."""
+"""Page-locked host memory for a GPU's copies, and an arena that grows and shrinks on demand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOCKED_FLAGS = 1 | 2
 
 
 class PinnedMemory:
-    """Host memory that is page-locked from the beginning on, as far as requested.
+    """Range of host memory that can be page-locked in parts.
 
     CUDA's own host allocator rounds sizes up to powers of two; these sizes are exact. Memory is locked
-    through the driver: an error in CUDA's runtime would be raised again by the program's next kernel.
+    through the driver, since an error of CUDA's runtime would be raised again by the program's next kernel.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class PinnedMemory:
         return bool(done == 0)
 
     def release(self, at: int, size: int) -> None:
-        """Return the pages of a part, locked or not, to the system; no copy may be under way."""
+        """Release the pages of a part, locked or not, to the system; no copy may be under way."""
         if self._parts.pop(at, 0):
             with torch.cuda.device(self._device):
                 self._driver.cuMemHostUnregister(ctypes.c_void_p(self.address + at))
@@ -62,27 +62,27 @@ class PinnedMemory:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Return all pages to the system; no copy may be under way."""
+        """Release all pages to the system; no copy may be under way."""
         for at, size in list(self._parts.items()):
             self.release(at, size)
         self._memory.release(0, self._memory.size)
 
 
 class PinnedArena:
-    """Consecutive parts, each locked at once; a copy lies within a single part.
+    """Arena of adjacent parts, each locked by one call; a copy is within a single part.
 
-    Once CUDA has refused to lock memory, further parts are pageable: a slower place is better than none.
+    After CUDA refused to lock memory, further parts are pageable, which only makes copies slower.
 
     Attributes:
         size: bytes of all parts.
     """
 
     def __init__(self, memory: Any, most: int) -> None:
-        """Create an arena of at most `most` bytes of a memory such as `PinnedMemory`."""
+        """Create an arena of at most `most` bytes in a memory such as `PinnedMemory`."""
         self._memory, self._most = memory, most // PAGE * PAGE
         self._begins: list[int] = []
         self._parts: list[FreeList] = []
-        self._idle: list[int] = []  # iterations since each part was in use
+        self._idle: list[int] = []  # iterations since the last use of each part
         self._is_pageable = False
         self.size = 0
 
@@ -93,25 +93,25 @@ class PinnedArena:
 
     @property
     def used(self) -> int:
-        """Return the bytes taken."""
+        """Return the allocated bytes."""
         return sum(part.used for part in self._parts)
 
     def allocate(self, size: int) -> int | None:
-        """Take `size` bytes and return their offset; None if no free range is large enough."""
+        """Allocate `size` bytes and return their offset; None if no free range suffices."""
         for begin, part in zip(self._begins, self._parts, strict=True):
             if (at := part.allocate(size)) is not None:
                 return begin + at
         return None
 
     def allocate_last(self, size: int) -> int | None:
-        """Take `size` bytes as far back as possible; see `take`."""
+        """Allocate `size` bytes at the highest offset; return the offset or None, as `allocate`."""
         for begin, part in zip(reversed(self._begins), reversed(self._parts), strict=True):
             if (at := part.allocate_last(size)) is not None:
                 return begin + at
         return None
 
     def allocate_at(self, at: int, size: int) -> bool:
-        """Take `size` bytes from page `at` on; return False if some are taken, or no part has them all."""
+        """Allocate `size` bytes at offset `at`; return False if not free, or not within one part."""
         part = bisect_right(self._begins, at) - 1
         return part >= 0 and self._parts[part].allocate_at(at - self._begins[part], size)
 
@@ -127,7 +127,7 @@ class PinnedArena:
         return True
 
     def reserve(self, size: int) -> None:
-        """Lock memory beforehand until the arena has `size` bytes: in one part, or as few as CUDA allows."""
+        """Lock memory in advance until the arena has `size` bytes, in as few parts as CUDA permits."""
         more = missing = min(pages(size), self._most) - self.size
         while missing > 0 and more >= PAGE and not self._is_pageable:
             if self._lock(more):
@@ -151,7 +151,7 @@ class PinnedArena:
         self.size += size
 
     def note_refusal(self, size: int) -> None:
-        """Note that CUDA refused to lock `size` more bytes, and warn the first time."""
+        """Record CUDA's refusal to lock `size` more bytes; warn the first time."""
         if not self._is_pageable:
             warn_of_refused_lock(size, self.size)
         self._is_pageable = True
@@ -163,7 +163,7 @@ class PinnedArena:
         return bool(self._idle) and self._idle[-1] >= OPTIONS.pinned_idle_iterations
 
     def release_idle(self) -> None:
-        """Return the last parts to the system that were idle for long; no copy may be under way."""
+        """Release long idle parts at the end to the system; no copy may be under way."""
         while self._idle and self._idle[-1] >= OPTIONS.pinned_idle_iterations:
             self._idle.pop()
             begin, part = self._begins.pop(), self._parts.pop()
@@ -171,7 +171,7 @@ class PinnedArena:
             self.size = begin
 
     def release(self, at: int, size: int) -> None:
-        """Free bytes taken before."""
+        """Free allocated bytes."""
         part = bisect_right(self._begins, at) - 1
         self._parts[part].release(at - self._begins[part], size)
 
@@ -181,9 +181,9 @@ class PinnedArena:
 
 
 def warn_of_refused_lock(size: int, locked: int) -> None:
-    """Warn that CUDA refused to lock `size` more bytes of the host's memory beside `locked` bytes."""
+    """Warn that CUDA refused to lock `size` more bytes of host memory, with `locked` bytes locked."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if allowed == resource.RLIM_INFINITY or locked > allowed:  # the driver heeds no such limit
+    if allowed == resource.RLIM_INFINITY or locked > allowed:  # not because of the limit
         remedy = f"{sized(available_bytes())} of the host's memory are free"
     else:
         remedy = f"`ulimit -l` allows {sized(allowed)}; raise it, in a container by --ulimit memlock=-1"

@@ -2,7 +2,7 @@
 // alignments differ, if fixed offsets leave holes, and if sets meet in pairs without a common instant, as
 // three arcs round a circle do.
 //
-// Buffers that meet stand in one stack. The least height of the top of a set S, its jobs in any order, is
+// Buffers that meet form one stack. The least height of the top of a set S, over all orders of its jobs, is
 // h(S) = min over the topmost job j of place(h(S - j), j) + size of j. place() is the lowest offset from a
 // height on that alignment and fixed offsets allow: a lower stack below never makes a higher stack (after
 // Held and Karp, 1962).

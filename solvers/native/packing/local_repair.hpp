@@ -1,10 +1,10 @@
-// Local repair (large neighbourhood search, Shaw, 1998): removes the highest job with all jobs beside and
-// above it from some depth on, and packs the removed jobs again within a smaller arena on top of the jobs
-// that stay, by maximum load first or by the complete search.
+// Local repair (large neighbourhood search, Shaw, 1998): removes the highest job and all jobs next to or above it down
+// to some depth, and repacks the removed jobs within a smaller arena on top of the remaining jobs, by maximum load
+// first or by the complete search.
 //
-// The removed jobs form a cone: from the depth upwards, each job that meets in time a job already removed. So
-// the jobs that stay are below all freed space, and the small problem has a ground of varying height and
-// nothing above the ground but jobs that must stay in place.
+// The removed jobs form a cone: above the depth, each job that overlaps in time with a removed job. So the remaining
+// jobs are below all freed space, and the small problem has a ground of varying height, with only immovable jobs above
+// it.
 #pragma once
 
 #include <memory>

@@ -121,7 +121,7 @@ struct Event {
   std::shared_ptr<Mark> mark;
 };
 
-enum Kind { kPlain, kManaged, kHost, kAddresses };
+enum Kind { kPlain, kManaged, kHost, kAddresses, kShared };  // the last is counted in another process
 
 struct Allocation {
   std::size_t bytes = 0;
@@ -214,9 +214,9 @@ class Gpu {
     const auto next = registered.upper_bound(address);
     return next != registered.begin() && address < std::prev(next)->first + std::prev(next)->second;
   }
-  // Memory of the program that is not page-locked: the host waits for copies of it. A fault unless locking may be refused.
+  // Memory of the program that is not page-locked: the host waits for copies of it.
   bool is_pageable(std::uintptr_t address) const {
-    return lockable != SIZE_MAX && (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
+    return (address < memory_ || address - memory_ >= kMemory) && !is_registered(address);
   }
   void fault(const std::string& what) { faults.push_back(what); }
 
@@ -286,7 +286,7 @@ class Gpu {
   int allocate(std::size_t bytes, int device, std::uintptr_t& address, Kind kind = kPlain) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > kMemory) return kOutOfMemory;
-    const bool whole = kind == kAddresses || kind == kManaged || (alignment == 0 && bytes >= kWhole);
+    const bool whole = kind == kAddresses || kind == kManaged || kind == kShared || (alignment == 0 && bytes >= kWhole);
     const std::size_t offset = whole ? 0 : alignment != 0 ? alignment : 512;
     const std::size_t step = whole ? kWhole : kPage;
     const std::size_t pages = (offset + bytes + kPage - 1) / kPage * kPage;

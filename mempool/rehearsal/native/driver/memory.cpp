@@ -13,8 +13,10 @@ namespace {
 int queue_bytes(Handle handle, std::shared_ptr<Cost> cost, std::vector<Range> uses, std::function<void()> run) {
   Stream* const stream = gpu->stream(handle, current());
   if (stream == nullptr) return kInvalidHandle;
-  const bool waits = std::any_of(uses.begin(), uses.end(), [](const Range& one) { return gpu->is_pageable(one.begin); });
-  const auto on_host = [](const Range& one) { return gpu->is_registered(one.begin) || gpu->is_pageable(one.begin); };
+  // A copy of pageable memory is a fault unless locking may be refused.
+  const auto pageable = [](const Range& one) { return gpu->lockable != SIZE_MAX && gpu->is_pageable(one.begin); };
+  const auto on_host = [&](const Range& one) { return gpu->is_registered(one.begin) || pageable(one); };
+  const bool waits = std::any_of(uses.begin(), uses.end(), pageable);
   uses.erase(std::remove_if(uses.begin(), uses.end(), on_host), uses.end());
   Work work{std::move(run), std::move(uses), nullptr, nullptr};
   work.cost = std::move(cost);

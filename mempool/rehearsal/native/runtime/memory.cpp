@@ -22,12 +22,6 @@ bool on_device(const void* pointer) {
   return in != nullptr && in->kind != fake::kHost;
 }
 
-bool is_pageable(const void* address) {
-  std::uintptr_t begin = 0;
-  const auto place = reinterpret_cast<std::uintptr_t>(address);
-  return gpu->found(place, begin) == nullptr && !gpu->is_registered(place);
-}
-
 // Give pages back, which read as zero then. False for pages of files and of shared memory, which keep their contents.
 bool drop(char* first, std::size_t bytes, std::size_t page) {
   unsigned char resident = 1;
@@ -138,7 +132,7 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
   fake::Work work{[=] { copy_contents(to, from, bytes); }, {}, nullptr, nullptr};
   // As CUDA does, return once pageable memory has been copied, to other memory or to its destination.
   const bool late = gpu->late && stream->capture == nullptr;
-  if (late && is_pageable(from)) {
+  if (late && gpu->is_pageable(reinterpret_cast<std::uintptr_t>(from))) {
     const auto* const begin = static_cast<const char*>(from);
     const auto staged = std::make_shared<std::vector<char>>(begin, begin + bytes);
     work.run = [=] { copy_contents(to, staged->data(), bytes); };
@@ -147,7 +141,7 @@ int queue_copy(void* to, const void* from, std::size_t bytes, fake::Stream* stre
   if (on_device(to)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(to), bytes, true});
   if (on_device(from)) work.uses.push_back({reinterpret_cast<std::uintptr_t>(from), bytes});
   const int code = gpu->enqueue(stream, std::move(work));
-  if (code == fake::kSuccess && late && is_pageable(to)) {
+  if (code == fake::kSuccess && late && gpu->is_pageable(reinterpret_cast<std::uintptr_t>(to))) {
     gpu->force(stream, stream->queued);
     gpu->host_waited(*stream);
   }
@@ -334,22 +328,41 @@ EXPORTED int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
 EXPORTED int cudaMemPoolSetAccess(void*, const void*, std::size_t) { return 0; }
 EXPORTED int cudaMemPoolTrimTo(void*, std::size_t) { return 0; }
 
-// Memory of other processes, which this one cannot reach. For a test a handle of 64 bytes holds an address of this process.
+// Memory and events of other processes: addresses of the same size here, which count in the other process alone.
 namespace {
 
-constexpr std::size_t kHandleBytes = 64;
-
-int make_handle(void* handle, const void* object) {
-  if (!settings().sharing) return noted(kNotSupported);
-  std::memset(handle, 0, kHandleBytes);
-  std::memcpy(handle, &object, sizeof object);
-  return 0;
-}
+struct Shared {
+  std::uintptr_t address;  // in the process that made the handle
+  std::size_t bytes;
+  int device;
+  char rest[40];
+};
+static_assert(sizeof(Shared) == 64, "as large as a handle of CUDA");
 
 }  // namespace
 
-EXPORTED int cudaIpcGetMemHandle(void* handle, void* address) { return make_handle(handle, address); }
-EXPORTED int cudaIpcOpenMemHandle(void**, ...) { return noted(kNotSupported); }
-EXPORTED int cudaIpcCloseMemHandle(void*) { return noted(kNotSupported); }
-EXPORTED int cudaIpcGetEventHandle(void* handle, void* event) { return make_handle(handle, event); }
-EXPORTED int cudaIpcOpenEventHandle(void**, ...) { return noted(kNotSupported); }
+EXPORTED int cudaIpcGetMemHandle(Shared* handle, void* pointer) {
+  RUNTIME("cudaIpcGetMemHandle");
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(reinterpret_cast<std::uintptr_t>(pointer), begin);
+  if (in == nullptr || in->kind != fake::kPlain) return noted(fake::kInvalidValue);
+  *handle = {begin, in->bytes, in->device, {}};
+  return 0;
+}
+EXPORTED int cudaIpcOpenMemHandle(void** pointer, Shared handle, unsigned) {
+  RUNTIME("cudaIpcOpenMemHandle");
+  std::uintptr_t address = 0;
+  const int code = gpu->allocate(handle.bytes, handle.device, address, fake::kShared);
+  *pointer = reinterpret_cast<void*>(address);
+  return noted(code);
+}
+EXPORTED int cudaIpcCloseMemHandle(void* pointer) {
+  RUNTIME("cudaIpcCloseMemHandle");
+  return give_back(pointer, {fake::kShared});
+}
+EXPORTED int cudaIpcGetEventHandle(Shared* handle, void* event) {
+  *handle = {reinterpret_cast<std::uintptr_t>(event), 0, 0, {}};
+  return 0;
+}
+extern "C" int cudaEventCreateWithFlags(fake::Event** event, unsigned);
+EXPORTED int cudaIpcOpenEventHandle(fake::Event** event, Shared) { return cudaEventCreateWithFlags(event, 0); }

@@ -1,1 +1,1 @@
-"""Memory of the kernels that inductor makes of a rewritten graph."""
+"""Memory of the kernels into which inductor compiles a rewritten graph."""

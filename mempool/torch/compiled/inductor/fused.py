@@ -1,9 +1,8 @@
-"""Count the memory of fused graphs, and find a decision with which the kernels hold a limit.
+"""Memory of fused graphs, and the search for a decision whose kernels hold a limit.
 
-Inductor fuses many operations into one kernel. A value that is made and read inside one kernel never lies in
-memory, and the inputs of a kernel stay until the kernel ends, so the peak differs from that of the
-operations. Graphs are lowered here until the kernels and their order are known, and the bytes of these
-kernels are counted.
+Inductor fuses many operations into one kernel. A value that only one kernel makes and reads needs no memory,
+and a kernel's inputs live until the kernel ends, so the peak differs from the peak of separate operations.
+This module lowers graphs until the kernels and their order are known, and counts the bytes of these kernels.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ if TYPE_CHECKING:
 def fit_kernels(
     merged: MergedGraph, decider: StepDecider, limit: int
 ) -> tuple[StepDecision, list[StepDecision]]:
-    """Return the decision with which the kernels hold the limit, and all decisions that were tried.
+    """Return the decision whose kernels hold the limit, and all decisions that were tried.
 
-    A decision counts operations, not kernels. So other limits are requested until the kernels fit.
+    A decision counts the memory of operations, not of kernels. So other limits are requested until the
+    kernels fit.
 
     Args:
         merged: the graphs, which stay unchanged.
@@ -45,7 +45,7 @@ def fit_kernels(
         limit: bytes.
 
     Raises:
-        PlanError: not even the decision with the lowest peak of operations fits.
+        PlanError: even the decision with the lowest peak of operations exceeds the limit.
     """
     least = decider.least_limit()
 
@@ -97,7 +97,7 @@ def fit_kernels(
 def count_kernels(
     merged: MergedGraph, decider: StepDecider, decision: StepDecision, limit: int, *, small: bool, whole: bool
 ) -> tuple[KernelMemory, list[frozenset[int]]]:
-    """Count the bytes of both graphs with a decision applied, as compiled by inductor.
+    """Count the bytes of both graphs, with a decision applied and compiled by inductor.
 
     Args:
         merged: the graphs, which stay unchanged.
@@ -108,9 +108,9 @@ def count_kernels(
         whole: true to count the forward pass even if the backward pass exceeds the limit.
 
     Returns:
-        The bytes, and for each counted kernel the set of runs that are fused in the kernel.
+        The bytes, and for each counted kernel the set of its fused runs.
     """
-    tried, options = merged.copied(), decider.options
+    tried, options = merged.copy(), decider.options
     runs = apply(
         tried,
         decision.captured,

@@ -1,4 +1,4 @@
-"""Order the kernels that inductor makes of a graph, and count the bytes in use while each of them runs."""
+"""Order of a graph's inductor kernels, and the bytes in use while each kernel runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class KernelTransfer:
-    """An offload or a reload.
+    """An offload or a reload among the kernels of a graph.
 
     Attributes:
         kernels: the kernels that begin the copy.
@@ -47,12 +47,12 @@ class KernelTransfer:
 
 
 def reloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
-    """Yield the reloads of a graph whose kernels know the readers of their results."""
+    """Yield the reloads of a graph; the kernels must know the readers of their results."""
     return _copies(order, ops.reload, ops.reload_wait)
 
 
 def offloads(order: Sequence[Any]) -> Iterator[KernelTransfer]:
-    """Yield the offloads, which keep their arguments alive until the wait."""
+    """Yield the offloads of a graph; each keeps its arguments alive until the wait."""
     return _copies(order, ops.offload, ops.offload_wait)
 
 
@@ -64,7 +64,7 @@ def _copies(order: Sequence[Any], begins: Any, ends: Any) -> Iterator[KernelTran
                 if _calls(reader, ends):
                     yield KernelTransfer(first, reader)
                 else:
-                    first.append(reader)  # takes the ticket out of several results
+                    first.append(reader)  # the `getitem` of the ticket
 
 
 def _calls(kernel: Any, operation: Any) -> bool:
@@ -72,7 +72,7 @@ def _calls(kernel: Any, operation: Any) -> bool:
 
 
 def by_operation_order(nodes: Sequence[Any]) -> list[Any]:
-    """Order kernels by the position of the last operation, so that copies stay where they were inserted."""
+    """Order kernels by the position of their last operation, so that copies keep their positions."""
     waits = {node: len(node.mpi_node.pred_nodes) for node in nodes}
     number = itertools.count()
     ready = [(node.max_order, next(number), node) for node in nodes if not waits[node]]
@@ -119,22 +119,22 @@ def delay_reloads(order: Sequence[Any], loads: NDArray[np.int64], limit: int) ->
 def group_cpu_kernels(
     order: Sequence[Any], loads: NDArray[np.int64], made: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.int64], set[Any]]:
-    """Count the bytes on the CPU, where inductor makes one call of consecutive kernels.
+    """Count the bytes on the CPU, where inductor groups consecutive kernels into one call.
 
     All results of such a group exist when the group begins, and all inputs stay until the group ends. A group
-    cannot end after a node that is no kernel, such as the concatenation of finished parts.
+    cannot end after a node without a kernel, such as the concatenation of finished parts.
 
     Args:
         order: the kernels in order.
-        loads: bytes while each kernel runs, if each is a separate call.
+        loads: bytes while each kernel runs, for ungrouped kernels.
         made: bytes of the results of each kernel.
-        limit: bytes; a group ends before a larger need.
+        limit: bytes; a group ends before a kernel would exceed the limit.
 
     Returns:
         Bytes while the group of each kernel runs, and the kernels after which a group must end.
     """
     together, ends = loads.copy(), set()
-    first = last = None  # `first` of the group, and the `last` kernel after which the group can end
+    first = last = None  # the group's first kernel, and the last kernel after which the group can end
     for i, kernel in enumerate(order):
         device = kernel.get_device()
         if kernel.is_extern() or kernel.is_template() or device is None or device.type != "cpu":
@@ -164,7 +164,7 @@ class _InPlaceRecorder:
 
 
 def in_place_results(order: Sequence[Any]) -> dict[str, str]:
-    """Map each result that overwrites an input after the last read to the name of that input.
+    """Map each in-place result to the name of the input that it overwrites.
 
     Args:
         order: the order of the kernels, which determines the last readers.
@@ -184,7 +184,7 @@ def in_place_results(order: Sequence[Any]) -> dict[str, str]:
     return recorder.inplace_update_buffers
 
 
-#: Inductor settings for kernels that read and write few tensors each; a long sum is split into parts.
+#: Inductor settings for small kernels, which read and write few tensors each; a long sum is split.
 _SMALL = {
     "max_fusion_unique_io_buffers": TUNABLES.small_kernel_buffers,
     "realize_acc_reads_threshold": TUNABLES.small_kernel_reads,
@@ -192,14 +192,15 @@ _SMALL = {
 
 
 class Kernels:
-    """An inductor pass over the kernels of a graph that chooses their order and counts the bytes in use.
+    """Inductor pass that chooses the order of a graph's kernels and counts the bytes in use.
 
-    Inductor's own choice of an order counts only inductor's allocations. Destinations of reloads before the
-    wait and workspaces of kernels are missing there.
+    Inductor's own choice of an order counts only inductor's allocations, without reload destinations before
+    the wait and without workspaces of kernels.
 
     Attributes:
         constant_bytes: bytes in use all the time.
-        given: maps the name of each input that dies with the last reader to (memory, bytes of the memory).
+        given: maps the name of each input that is freed after its last reader to (memory, bytes of the
+            memory).
         workspace: workspace bytes of an operation, by node name.
         limit: bytes that no kernel should exceed.
         small: true if kernels shall read and write few tensors each.
@@ -275,7 +276,7 @@ class Kernels:
     def _loads(
         self, order: Sequence[Any], inputs: Any, outputs: Any
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each kernel of an order the bytes in use and the bytes of new buffers."""
+        """Return the bytes in use during each kernel of an order, and the bytes of its new buffers."""
         buffers, place, _ = memory.compute_memory_timeline(order, inputs, outputs)
         begins, kept, over = (
             _concatenation_starts(buffers),
@@ -285,7 +286,7 @@ class Kernels:
         count = len(order)
         lasts = {
             buffer.buffer.get_name(): buffer.end_step % count for buffer in buffers
-        }  # -1: alive to the end
+        }  # -1: lives to the end
         lasts = {name: max(last, kept.get(name, 0)) for name, last in lasts.items()}
         memories, made = _BufferMemory(self.given, lasts), np.zeros(count, np.int64)
         for buffer in buffers:
@@ -310,7 +311,7 @@ class Kernels:
 
 
 class _BufferMemory:
-    """The memories of inputs and kernel results, with the step at which each memory is freed."""
+    """Memories of inputs and kernel results, each with the step of its free."""
 
     def __init__(self, given: Mapping[str, tuple[int, int]], lasts: Mapping[str, int]) -> None:
         """Start before the first kernel.
@@ -320,7 +321,7 @@ class _BufferMemory:
             lasts: by buffer name, the step of the last kernel that needs the buffer; -1: alive to the end.
         """
         self._lasts = lasts
-        self._size: dict[int | str, int] = dict(given.values())  # by the input's memory or the maker's name
+        self._size: dict[int | str, int] = dict(given.values())  # by input's memory or result's name
         self._end = dict.fromkeys(self._size, -1)
         self._whose: dict[str, int | str] = {name: base for name, (base, _) in given.items()}
         for name in lasts.keys() & self._whose.keys():
@@ -343,12 +344,12 @@ class _BufferMemory:
         """Return the bytes freed before each of `count` kernels begins, and after the last one."""
         result = np.zeros(count + 1, np.int64)
         for whose, end in self._end.items():
-            result[end % count + 1] += self._size[whose]  # memory that no kernel reads is freed last
+            result[end % count + 1] += self._size[whose]  # memory without a reader is freed last
         return result
 
 
 def _offload_ends(order: Sequence[Any], place: Mapping[Any, int]) -> dict[str, int]:
-    """Map buffers that are being offloaded to the step until which the memory must stay."""
+    """Map each buffer under offload to the last step that needs its memory."""
     until: dict[str, int] = {}
     for copy in offloads(order):
         for read in copy.kernels[0].read_writes.reads:
@@ -366,13 +367,13 @@ def _concatenation_starts(buffers: Sequence[Any]) -> dict[str, int]:
 
 
 def _container(buffer: Any) -> str | None:
-    """Return the name of the buffer that contains this one; None if the buffer has separate memory."""
+    """Return the name of the buffer that contains this buffer; None if the buffer has its own memory."""
     layout = getattr(getattr(buffer, "node", None), "layout", None)
     return layout.view.get_name() if isinstance(layout, ir.NonOwningLayout) else None
 
 
 def _has_memory(buffer: Any, kernel: Any) -> bool:
-    """Return false for a value inside a fused kernel and for a piece of another buffer."""
+    """Return false for values inside a fused kernel and for parts of another buffer."""
     if _container(buffer.buffer) is not None:
         return False
     if type(kernel) is not FusedSchedulerNode:
@@ -382,7 +383,7 @@ def _has_memory(buffer: Any, kernel: Any) -> bool:
 
 
 def _end_after(ends: set[Any], scheduler: Any) -> None:
-    """Let inductor end its group of CPU kernels after each of these kernels."""
+    """Make inductor end its group of CPU kernels after each of these kernels."""
     backend = scheduler.get_backend(next(iter(ends)).get_device())
     full = backend.ready_to_flush
     backend.ready_to_flush = lambda: full() or scheduler.current_node in ends
@@ -393,10 +394,10 @@ class KernelsKnownError(Exception):
 
 
 def _operation(part: Any) -> list[str]:
-    """Return the name of the operation that a part of a kernel calls, as a list of at most one."""
-    if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # one of several results
+    """Return the name of the operation that a part of a kernel calls, in a list; else an empty list."""
+    if not part.is_extern() or isinstance(part.node, ir.MultiOutput):  # a `getitem` of several results
         return []
-    return [node.name for node in itertools.islice(part.node.get_origins(), 1)]  # the arguments follow
+    return [node.name for node in itertools.islice(part.node.get_origins(), 1)]  # without arguments
 
 
 def _operations(kernel: Any) -> list[str]:
@@ -427,7 +428,7 @@ def kernel_passes(
     lasting, given = decision.lasting, dict(dying_inputs(merged, decision))
     here, is_input = ~graph.host, graph.producer < 0
     for gradient in () if decision.gradients_stay else decision.captured.incoming_gradients:
-        if not lasting[gradient] and here[gradient]:  # a gradient that dies with the last reader
+        if not lasting[gradient] and here[gradient]:  # a gradient freed after its last reader
             node = decision.captured.values[gradient]
             assert node is not None
             given[merged.source[node].name] = gradient, int(graph.size[gradient])

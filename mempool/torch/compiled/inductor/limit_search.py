@@ -1,4 +1,4 @@
-"""Search the limit to request in terms of operations, so that the fused kernels hold the real limit."""
+"""Search for a limit of the operations' memory with which the fused kernels hold the real limit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Request = int | Extreme
 
 @dataclass(frozen=True)
 class Trial(Generic[Outcome]):
-    """The outcome of asking for one limit.
+    """Result of a request for one limit.
 
     Attributes:
         peak_bytes: lower bound on the peak of the kernels; exact if within the limit.
         operation_bytes: peak of the operations, at most the requested limit.
         loss: additional time of the step compared with no limit, as a share.
-        outcome: further information.
+        outcome: the decision and the kernels, as the caller needs them.
     """
 
     peak_bytes: int
@@ -39,21 +39,21 @@ class Trial(Generic[Outcome]):
 def search_limit(
     limit: int, least: int, try_limit: Callable[..., Trial[Outcome]]
 ) -> tuple[Trial[Outcome], bool]:
-    """Return the outcome that holds a limit with little loss or has the lowest peak, and if the limit holds.
+    """Return a trial that holds a limit with little loss, else that of lowest peak; and whether it holds.
 
-    Kernels of the compiler's choice are tried first. If they exceed the limit by much, small kernels follow:
-    a kernel that reads little keeps little memory waiting. Last come the extremes, which depend on no
-    measurement: the error names their lowest peak, and that number is reached again when given as the limit.
+    The compiler's own kernels are tried first. If they exceed the limit by much, small kernels are tried,
+    which keep fewer inputs alive. The extremes are tried last. They depend on no measurement, so their lowest
+    peak, which the error names, is feasible when the user passes it as the limit.
 
     Args:
         limit: bytes.
         least: the lowest limit that may be requested; may exceed `limit`.
-        try_limit: asks for a limit or an extreme, with kernels that are ``small`` or not.
+        try_limit: requests a limit or an extreme, with small kernels or not.
     """
     requested = max(limit, least)
     found = try_limit(requested, small=False)
     if found.peak_bytes <= limit:
-        return _more(limit, requested, None, found, partial(try_limit, small=False)), True
+        return _raise_request(limit, requested, None, found, partial(try_limit, small=False)), True
     below = found.operation_bytes - (found.peak_bytes - limit)
     if least <= below and limit - below <= TUNABLES.same_kernels_share * limit:
         found = try_limit(below, small=False)
@@ -63,7 +63,7 @@ def search_limit(
     for times in range(TUNABLES.lower_requests):
         found = try_limit(requested, small=True)
         if found.peak_bytes <= limit:
-            return _more(limit, requested, above, found, partial(try_limit, small=True)), True
+            return _raise_request(limit, requested, above, found, partial(try_limit, small=True)), True
         if requested == least:
             break
         above = requested
@@ -78,14 +78,14 @@ def search_limit(
     return min(last, key=lambda trial: trial.peak_bytes), False
 
 
-def _more(
+def _raise_request(
     limit: int,
     requested: int,
     above: int | None,
     found: Trial[Outcome],
     try_limit: Callable[[int], Trial[Outcome]],
 ) -> Trial[Outcome]:
-    """Improve an outcome by asking for more bytes, but for fewer than `above`, which was too much."""
+    """Improve a trial by requests for more bytes, below `above`, which exceeded the limit."""
     for _ in range(TUNABLES.higher_requests):
         room = limit - found.peak_bytes
         if room <= TUNABLES.unused_share * limit or found.loss <= TUNABLES.lost_share:

@@ -21,10 +21,10 @@ CAN_RESTRICT_DONATED = hasattr(lowering, "get_donated_idxs")
 
 
 def dying_inputs(merged: MergedGraph, decision: StepDecision) -> Mapping[str, tuple[int, int]]:
-    """Map the inputs of the backward graph that die with their last readers to (memory, bytes).
+    """Map the backward graph's inputs that are freed after their last readers to (memory, bytes).
 
-    Keys are names of placeholders. Memories are values of the captured graph, which knows shared storages, or
-    negative numbers for tickets.
+    Keys are names of placeholders. A memory is a value of the captured graph, so that shared storages are one
+    memory, or a negative number for a ticket.
 
     Args:
         merged: the graphs, with the decision applied.
@@ -44,11 +44,11 @@ def dying_inputs(merged: MergedGraph, decision: StepDecision) -> Mapping[str, tu
 
 
 def donated_inputs(merged: MergedGraph, decision: StepDecision) -> list[int]:
-    """Return the positions of inputs of the backward graph whose memory is not shared.
+    """Return the positions of the backward graph's inputs whose memory is not shared.
 
-    The arguments are those of `dying_inputs`. PyTorch donates everything that the forward graph saves unless
-    the memory is shared with an argument or result of the function. But a value and a view of that value may
-    both be saved, and one of the two could be read after the other has been overwritten.
+    The arguments are those of `dying_inputs`. PyTorch donates all saved values that share no memory with an
+    argument or result of the function. But a value and its view may both be saved, and one could be read
+    after the other was overwritten.
     """
     if not config.donated_buffer:
         return []
@@ -62,7 +62,7 @@ def donated_inputs(merged: MergedGraph, decision: StepDecision) -> list[int]:
 
 @contextlib.contextmanager
 def restrict_donated(places: Sequence[int] | None) -> Iterator[None]:
-    """Restrict inductor's donated buffers to these inputs of a backward graph; None: no restriction."""
+    """Restrict inductor's donated buffers to these inputs of a backward graph, unless None."""
     if places is None or not CAN_RESTRICT_DONATED:
         yield
         return
@@ -74,8 +74,8 @@ def restrict_donated(places: Sequence[int] | None) -> Iterator[None]:
         lowering.get_donated_idxs = original
 
 
-#: Checks that inductor makes before it fuses a product and a sum into one operation (first: if the product
-#: has no other reader), or splits such an operation into two (second: depending on the readers of the sum).
+#: Inductor's checks before it fuses a product and a sum into one operation (first: the product has no other
+#: reader), or splits such an operation into two (second: depends on the readers of the sum).
 _CHECKS = ("is_valid_addmm_fusion", "should_prefer_unfused_addmm")
 
 
@@ -83,8 +83,8 @@ _CHECKS = ("is_valid_addmm_fusion", "should_prefer_unfused_addmm")
 def exact_rounding() -> Iterator[None]:
     """Disable the fusing and splitting of products and sums.
 
-    Keeping, offloading or recomputing values for a limit changes the readers of a value, and a fused product
-    and sum has other last bits than a product that is computed first.
+    The decisions for a limit change the readers of a value, and a fused product and sum differs in the last
+    bits from a separate product and sum.
     """
     from torch._inductor.fx_passes import post_grad
 
@@ -97,7 +97,7 @@ def exact_rounding() -> Iterator[None]:
     ]
     checks = [entry.extra_check for entry in entries]
     for entry in entries:
-        entry.extra_check = _no
+        entry.extra_check = _reject
     try:
         yield
     finally:
@@ -105,5 +105,5 @@ def exact_rounding() -> Iterator[None]:
             entry.extra_check = check
 
 
-def _no(_: Any) -> bool:
+def _reject(_: Any) -> bool:
     return False

@@ -1,8 +1,9 @@
 """CUDA's autocast for fake tensors of the CPU.
 
-Both devices run matrix products in the lower precision; they differ in the operations that run in 32 bits,
-and so in the tensors saved for the backward pass: CUDA widens layer norm, softmax, norms and sums, the CPU
-does not. The lists are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h` (`AT_FORALL_FP32` and the
+Both devices run matrix products in the lower precision. They differ in the operations that run in 32 bits,
+and so in the tensors saved for the backward pass: CUDA converts layer norm, softmax, norms and sums to 32
+bits, the CPU does not. The lists are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h`
+(`AT_FORALL_FP32` and the
 lists below), the CPU's in `ATen/autocast_mode.cpp`.
 """
 
@@ -32,14 +33,14 @@ _WIDENED = """
     _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa
     upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
-#: Operations with a 32-bit result unless a type is requested; the kernel reads the input unconverted.
+#: Operations with a 32-bit result unless a type is requested, and an unconverted input.
 _SUMMED = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
     linalg_matrix_norm.str_ord sum sum.dim_IntList norm.Scalar norm.ScalarOpt_dim
 """
 #: Operations whose inputs are converted to the widest type among them.
 _PROMOTED = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
-#: Operations converted on the CPU only.
+#: Operations that only the CPU's autocast converts.
 _CPU_ONLY = (
     "cat stack index_copy cross_entropy_loss avg_pool3d adaptive_avg_pool3d max_pool3d ctc_loss.Tensor"
 )
@@ -100,9 +101,9 @@ def _cast(dtype: torch.dtype, value: Any) -> Any:
 
 
 def autocast_of_cuda() -> contextlib.AbstractContextManager[None]:
-    """Let `torch.autocast("cuda")` be the autocast of fake tensors while the block runs.
+    """Make `torch.autocast("cuda")` the autocast of fake tensors while the block runs.
 
-    Without a GPU, CUDA's autocast switches itself off with a warning, and the run would be in full precision.
+    Without a GPU, CUDA's autocast switches itself off with a warning, and the run would have full precision.
     """
     autocast = torch.amp.autocast_mode.autocast
     before = autocast.__init__

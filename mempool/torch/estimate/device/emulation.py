@@ -1,26 +1,26 @@
-"""Device emulation: fake tensors of the CPU that take memory as tensors of another device do.
+"""Device emulation: fake tensors of the CPU with the buffers of tensors of another device.
 
     with FakeTensorMode(), emulate_device("cuda", capability=(9, 0)):
         loss = model(x).sum()
         loss.backward()
 
-A build of PyTorch without CUDA supports fake tensors "on cuda" only up to the backward pass. Fake tensors on
-the CPU support everything, but some functions take other buffers there. Inside the block these take the
-target's buffers:
+A build of PyTorch without CUDA does not support the backward pass of fake tensors "on cuda". Fake tensors on
+the CPU support all functions, but some functions allocate other buffers than on CUDA. Inside the block these
+functions allocate the target's buffers:
 
 * attention takes a fused kernel; dropout keeps a mask of bytes, not of the input's type (`kernels.py`);
 * `torch.autocast("cuda")` is autocast, with CUDA's list of operations that run in 32 bits (`autocast.py`);
-* optimizers and gradient clipping take their foreach forms, as they do for parameters on CUDA;
+* optimizers and gradient clipping use their foreach forms, as for parameters on CUDA;
 * the device name "cuda" stands for the fake device: `.to("cuda")` moves nothing.
 
-For both devices, `allow_fake_tensors` lets programs make and use fake tensors where PyTorch and transformers
-would fail or take another way.
+For both devices, `allow_fake_tensors` permits fake tensors in functions of PyTorch and transformers that
+would fail or behave differently.
 
-Functions that take the same buffers on CUDA stay unchanged: batch norm (cuDNN's keeps mean and inverse
-deviation as the native one does; the reserve is empty unless fused with an activation, which eager mode never
-requests), layer norm, cross entropy, embedding. Memory that kernels allocate inside is in `margins.py`,
-except for attention's backward pass, which is large and known. cuDNN's recurrent layers are not emulated:
-their estimate has a caveat.
+Functions with the same buffers on CUDA stay unchanged: batch norm (cuDNN also keeps mean and inverse
+deviation; its reserve is empty unless fused with an activation, which eager mode never requests), layer norm,
+cross entropy, embedding. `margins.py` has the memory that kernels allocate internally, except for attention's
+backward pass, which is large and known. cuDNN's recurrent layers are not emulated: their estimate has a
+caveat.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def emulate_device(
     capability: tuple[int, int] = (8, 0),
     warn: Callable[[str], object] = lambda _: None,
 ) -> Iterator[None]:
-    """Let fake tensors of the CPU take the buffers of tensors on a device.
+    """Make fake tensors of the CPU allocate the buffers of tensors on a device.
 
-    Real tensors are unaffected, except for the types that autocast chooses: the changes hold for the whole
-    process while the block runs.
+    The changes apply to the whole process while the block runs, but affect no real tensors except for
+    autocast's types.
 
     Args:
-        device: "cuda", or "cpu", for which only `allow_fake_tensors` holds.
+        device: "cuda", or "cpu" for `allow_fake_tensors` alone.
         capability: the compute capability, which decides between kernels of attention.
-        warn: called with circumstances that make an estimate less certain.
+        warn: called with sources of uncertainty.
 
     Raises:
         UsageError: the device is another one.
@@ -80,7 +80,7 @@ def emulate_device(
 
 @contextlib.contextmanager
 def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterator[None]:
-    """Let modules with fake tensors be made, converted, moved and copied while the block runs."""
+    """Permit creation, conversion and copies of modules with fake tensors while the block runs."""
     with (
         replaced(nn.Module, "_apply", _converting_in_place(nn.Module._apply)),
         replaced(FakeTensor, "__deepcopy__", _deep_copy),
@@ -93,19 +93,18 @@ def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterat
 
 @contextlib.contextmanager
 def accept_cuda_names() -> Iterator[None]:
-    """Let "cuda" name the device of fake tensors, so that `.to("cuda")` moves nothing.
+    """Make "cuda" the name of the fake tensors' device, so that `.to("cuda")` moves nothing.
 
-    `torch.autograd.backward` and ``grad`` are kept from modes, which would be off inside of them.
+    `torch.autograd.backward` and ``grad`` bypass modes, since a mode would be disabled inside of them.
     """
     with replaced(torch.autograd, "has_torch_function", lambda _: False), _CudaNames():
         yield
 
 
 def _converting_in_place(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Module._apply`, by which `to`, `half`, `cuda` and others convert fake parameters in place.
+    """Return a `Module._apply` with which `to`, `half` and `cuda` convert fake parameters in place.
 
-    PyTorch would swap each parameter for a new one, which weak references forbid; fake mode holds such
-    references.
+    PyTorch would replace each parameter by a new one, which the weak references of fake mode forbid.
     """
 
     def apply(module: Any, fn: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - PyTorch's own
@@ -125,7 +124,7 @@ def _converting_in_place(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deep_copy(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """Copy a fake tensor, of which PyTorch would read the address."""
+    """Copy a fake tensor without reading its address, unlike PyTorch."""
     if type(tensor) is not FakeTensor:
         return Tensor.__deepcopy__(tensor, memo)
     if id(tensor) not in memo:
@@ -145,7 +144,7 @@ def _no_grad(on: bool) -> contextlib.AbstractContextManager[Any]:  # noqa: FBT00
 
 @contextlib.contextmanager
 def _foreach_by_default() -> Iterator[None]:
-    """Let optimizers and gradient clipping choose for fake tensors as they do for parameters on CUDA.
+    """Make optimizers and gradient clipping treat fake tensors as parameters on CUDA.
 
     Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
     `torch.utils._foreach_utils._has_foreach_support`).
@@ -167,12 +166,12 @@ def _foreach_by_default() -> Iterator[None]:
 
 
 class _CudaNames(TorchFunctionMode):
-    """Function mode that replaces the device "cuda" by the device of fake tensors, the CPU."""
+    """Function mode that replaces the device "cuda" by the fake tensors' device, the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _INTERCEPTED:
             kwargs = kwargs or {}
-            if func is Tensor.backward:  # checkpoints that recompute in the backward find the mode on
+            if func is Tensor.backward:  # so that recomputing checkpoints run inside the mode
                 with self:
                     return _backward(*args, **kwargs)
             if func in (Tensor.cuda, Tensor.pin_memory) and isinstance(args[0], FakeTensor):
@@ -190,7 +189,7 @@ _INTERCEPTED = frozenset((Tensor.backward, Tensor.cuda, Tensor.pin_memory, Tenso
 
 
 def _backward(tensor: Tensor, gradient: Any = None, *args: Any, inputs: Any = None, **kwargs: Any) -> None:
-    """Run a backward as ``Tensor.backward`` does, outside of function modes."""
+    """Run a backward pass as ``Tensor.backward`` does, outside function modes."""
     torch.autograd.backward(tensor, gradient, *args, inputs=inputs, **kwargs)
 
 

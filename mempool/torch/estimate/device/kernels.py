@@ -1,14 +1,13 @@
-"""Dispatcher overrides for functions that CUDA computes differently than the CPU, for fake tensors.
+"""Dispatcher overrides, for fake tensors, of functions that allocate differently on CUDA and CPU.
 
-PyTorch composes these functions from others, depending on the device. Here each has a kernel at the
-dispatcher's key for autograd on the CPU, so that all callers are served, including C++ and
-`torch.nn.functional`. Real tensors go the usual way.
+PyTorch composes these functions from others, depending on the device. Here each function has a kernel at the
+dispatcher's key for autograd on the CPU, so that all callers use it, including C++ and `torch.nn.functional`.
+Real tensors use PyTorch's own kernels.
 
-Attention: a fused kernel keeps the output and a sum for each query, the unfused form all scores; the peaks of
-the two differ by tens of percent. `is_fused` has the conditions of FlashAttention and of the memory-efficient
-kernel (`ATen/native/transformers/cuda/sdp_utils.cpp`). cuDNN's attention, which Hopper prefers, takes as
-much memory where one of these two could run; where only cuDNN could, the unfused form is assumed, which needs
-more.
+Attention: a fused kernel keeps the output and a sum for each query, the unfused form keeps all scores; their
+peaks differ by tens of percent. `is_fused` has the conditions of FlashAttention and of the memory-efficient
+kernel (`ATen/native/transformers/cuda/sdp_utils.cpp`). cuDNN's attention, which Hopper prefers, needs as much
+memory as these two. If only cuDNN's kernel can run, the estimate assumes the unfused form, which needs more.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-#: Elements; rows of a mask must begin at multiples of this number: `mem_eff_alignment` of `attention.cpp`.
+#: Alignment of a mask's rows in elements: `mem_eff_alignment` of `attention.cpp`.
 _MASK_ALIGNMENT = 8
 
 
@@ -48,7 +47,7 @@ class AttentionCall:
 
 
 def is_fused(call: AttentionCall, capability: tuple[int, int]) -> bool:
-    """Return whether a fused kernel can run; the user's switches count, such as `torch.nn.sdpa_kernel`.
+    """Return whether a fused kernel can run, given the user's switches (`torch.nn.sdpa_kernel`).
 
     Args:
         call: the call.
@@ -92,7 +91,7 @@ def _efficient(call: AttentionCall, capability: tuple[int, int]) -> bool:
 
 
 def attention(call: AttentionCall, capability: tuple[int, int]) -> Tensor:
-    """Return the result of attention; the buffers taken are those of CUDA."""
+    """Return the result of attention, with the buffers of CUDA's kernel."""
     if not is_fused(call, capability):
         more = (call.attn_mask, call.dropout_p, call.is_causal, None)
         unfused: Tensor = _aten._scaled_dot_product_attention_math(
@@ -103,7 +102,7 @@ def attention(call: AttentionCall, capability: tuple[int, int]) -> Tensor:
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=call.query.dtype))
     if mask is not None and any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
-        length = mask.shape[-1]  # rows are copied, before the expansion to all heads
+        length = mask.shape[-1]  # rows are copied before the expansion to all heads
         mask = pad(mask, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]
     inputs, width = (call.query, call.key, call.value), call.value.shape[-1]
     if call.query.dtype in _HALF and width % 8:
@@ -113,7 +112,7 @@ def attention(call: AttentionCall, capability: tuple[int, int]) -> Tensor:
 
 
 class _Fused(torch.autograd.Function):
-    """A fused kernel: keeps its inputs, the output and a sum for each query, but no scores."""
+    """Fused attention: keeps its inputs, the output and a sum for each query, but no scores."""
 
     @staticmethod
     def forward(
@@ -135,7 +134,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _new(tensor: Tensor, kernel: str, width: int) -> Tensor:
-    """Return a tensor like another: FlashAttention keeps the order in memory; the other puts heads third."""
+    """Return a new tensor: FlashAttention keeps the memory order; the other kernel puts heads third."""
     if kernel == "flash":
         return torch.empty_like(tensor)
     batch, heads, length, _ = tensor.shape
@@ -143,10 +142,10 @@ def _new(tensor: Tensor, kernel: str, width: int) -> Tensor:
 
 
 def _scratch(query: Tensor, key: Tensor) -> list[Tensor]:
-    """Return the scratch buffers of the backward kernel: those of FlashAttention 2 (`flash_api.cpp`).
+    """Return the scratch buffers of the backward kernel, as of FlashAttention 2 (`flash_api.cpp`).
 
-    The gradient of the query in 32 bits and a sum for each query, both for lengths rounded up to 128; with
-    grouped heads the gradients of keys and values for all heads.
+    These are the gradient of the query in 32 bits and a sum for each query, both for lengths rounded up to
+    128, and with grouped heads the gradients of keys and values for all heads.
     """
     batch, heads, length, width = query.shape
     rows = -(-length // 128) * 128
@@ -158,7 +157,7 @@ def _scratch(query: Tensor, key: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
-    """Let the dispatcher call these kernels, in the whole process, while the block runs.
+    """Override kernels of the dispatcher, in the whole process, while the block runs.
 
     Args:
         key: of the dispatcher, such as "AutogradCPU".
@@ -167,7 +166,7 @@ def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # overriding a kernel is intended here
+            warnings.simplefilter("ignore")  # overrides are intended
             for name, kernel in kernels.items():
                 library.impl(name, kernel, key, allow_override=True)  # blocks may be nested
         yield
@@ -185,7 +184,7 @@ def cuda_kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 
 
 def for_fake_tensors(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel: use PyTorch's own for real tensors, and if the kernel returns NotImplemented."""
+    """Wrap a kernel: call PyTorch's own for real tensors, and after NotImplemented."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(_aten, packet), overload or "default")
     usual = torch._C.DispatchKey.CompositeImplicitAutograd  # the C++ form, not a decomposition in Python

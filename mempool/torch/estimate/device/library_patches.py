@@ -1,10 +1,11 @@
 """Patches of library functions that read values, for tensors without values.
 
-The package transformers reads positions to know whether sequences are packed; of a fake tensor it would
-assume packed ones, every layer had a mask of the square of the length, and attention took another kernel. It
-reads padding masks to drop those of ones; a fake mask is kept, which needs more memory, and the user is told.
+The package transformers reads positions to detect packed sequences. For a fake tensor it would assume packed
+sequences: every layer would have a mask of the square of the length, and attention would use another kernel.
+It also reads padding masks to drop masks of ones; a fake mask is kept, which needs more memory, with a
+warning.
 
-``trunc_normal_`` draws again until all values are within bounds, which would never end.
+``trunc_normal_`` redraws until all values are within bounds, which would never end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MASKED = (
 
 @contextlib.contextmanager
 def replaced(holder: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Let an attribute have another value while the block runs."""
+    """Replace an attribute while the block runs."""
     before = getattr(holder, name)
     setattr(holder, name, replacement)
     try:
@@ -41,12 +42,12 @@ def replaced(holder: Any, name: str, replacement: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
-    """Let transformers find no packed sequences, and tell of padding masks, while the block runs.
+    """Make transformers find no packed sequences, and warn of padding masks, while the block runs.
 
     The package may be imported inside the block.
 
     Args:
-        warn: called with `MASKED` where transformers would read a padding mask.
+        warn: called with `MASKED` when transformers would read a padding mask.
     """
 
     def noting(ignore: Callable[..., bool]) -> Callable[..., bool]:
@@ -77,7 +78,7 @@ def patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
 
 
 def drawing_once(before: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return ``trunc_normal_``, which fills fake tensors by one draw; real tensors as usual."""
+    """Return a ``trunc_normal_`` that draws only once for fake tensors."""
 
     def draw(tensor: torch.Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(tensor, FakeTensor):

@@ -33,7 +33,7 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
     Args:
         tensor: a real tensor, or one on the meta device.
         bases: fake storages by the address of known real storages; views share a storage.
-        again: whether to copy a tensor that is fake already.
+        again: whether to copy tensors that are fake already.
     """
     if not again and isinstance(tensor, FakeTensor) and tensor.device.type == "cpu":
         return tensor
@@ -50,7 +50,7 @@ def fake_of(tensor: torch.Tensor, bases: dict[int, torch.Tensor], *, again: bool
     return made.requires_grad_(tensor.requires_grad)
 
 
-#: Types that are not followed in a search, since they lead out of an object's contents.
+#: Types that a search excludes, since they refer to objects outside the searched one.
 _OUTSIDE = (type, FunctionType, ModuleType, torch.Tensor)
 
 
@@ -59,7 +59,7 @@ def tensors_in(*roots: Any, outside: tuple[type, ...] = ()) -> list[torch.Tensor
 
     Args:
         roots: objects to search.
-        outside: types that are not followed either.
+        outside: further excluded types.
     """
     found, searched, frontier = dict[int, torch.Tensor](), set[int](), list(roots)
     while frontier and len(searched) < OPTIONS.searched_objects:
@@ -74,15 +74,15 @@ def tensors_in(*roots: Any, outside: tuple[type, ...] = ()) -> list[torch.Tensor
 EAGER = "the result is of the eager model, and a compiled one may need more or less"
 
 
-#: Models without memory that were run.
+#: Models without memory that have run.
 _TRIED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def fake_model(make: Callable[[], nn.Module], dtype: torch.dtype | None) -> nn.Module:
-    """Return the model of ``make`` on tensors without memory; called inside a FakeTensorMode.
+    """Return the model of ``make`` on tensors without memory; call this inside a FakeTensorMode.
 
-    A real model is copied, and one that ``make`` returns again, since a run changes it. Hooks are shared with
-    the copy, and run.
+    A real model is copied. So is a model that ``make`` returns repeatedly, since a run changes it. The copy
+    shares, and runs, the model's hooks.
 
     Raises:
         UsageError: the result is no module, or cannot be copied.

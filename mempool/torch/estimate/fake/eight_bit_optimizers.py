@@ -1,4 +1,4 @@
-"""Optimizers of bitsandbytes by the memory of their state: no step is computed, no CUDA kernel needed.
+"""Stand-ins for optimizers of bitsandbytes: the memory of their state, without steps and CUDA kernels.
 
 The layout, except for two tables of 1 KiB, is that of bitsandbytes 0.44 and later (`init_state` in its
 optim/optimizer.py).
@@ -13,11 +13,11 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Elements of an 8-bit state that share one float32.
+#: Elements of an 8-bit state per float32 scale.
 BLOCK = 256
-#: Smallest number of elements that are kept in 8 bits.
+#: Smallest number of elements with an 8-bit state.
 LEAST_8BIT = 4096
-#: Values of state for each element of a parameter, by name in `bitsandbytes.optim`.
+#: State values per element of a parameter, by name in `bitsandbytes.optim`.
 MOMENTS = {
     "Adam8bit": 2, "AdamW8bit": 2, "Lion8bit": 1, "SGD8bit": 1, "RMSprop8bit": 1, "Adagrad8bit": 1,
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Blockwise(torch.optim.Optimizer):
         return made
 
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
-        """Make missing state, and touch all tensors that an update touches."""
+        """Make missing state, and access all tensors that an update accesses."""
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         with torch.no_grad():
             for parameter in held:

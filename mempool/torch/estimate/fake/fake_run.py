@@ -1,4 +1,4 @@
-"""Fake run: a job on tensors without memory, recorded as a trace of the allocations of a real run."""
+"""Fake run: runs a job on tensors without memory, and records the trace of a real run."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def run(
 ) -> Trace:
     """Run some steps of a job without a GPU and without memory.
 
-    Random states, defaults and modes of the process are restored afterwards, and ``functools``
-    caches that received fake tensors are emptied. State that the job's own code keeps elsewhere stays, such
-    as a list filled by hooks or a dictionary of masks in a module.
+    Afterwards, random states, defaults and modes of the process are restored, and ``functools`` caches with
+    fake tensors are emptied. Other state of the job's own code remains, such as a list filled by hooks or a
+    dictionary of masks in a module.
 
     Args:
         job: the job.
-        steps: number of steps; the first one makes the optimizer's state, the second is like all that follow.
-        warn: called with circumstances that make the result less certain.
+        steps: number of steps; the first makes the optimizer's state, the second is in steady state.
+        warn: called with sources of uncertainty.
         clock: returns the time of an operation on the device, for `AccessRecorder`; None: no time.
 
     Returns:
-        The trace: buffers alive from before, then the steps, each ended by a mark "step", with "forward",
-        "backward" and "optimizer" between; categories, modules and operations. Sizes are not rounded.
+        The trace: earlier buffers, then the steps, each with marks "forward", "backward", "optimizer" and a
+        final "step"; with categories, modules, operations and unrounded sizes.
 
     Raises:
-        UsageError: the job cannot be tried; the message names the place and, for known cases, the remedy.
+        UsageError: the run fails; the message names the location and, for known cases, the remedy.
     """
     with (
         isolated(),
@@ -92,7 +92,7 @@ def run(
 
 
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
-    """Yield batch after batch, as a loader does: a new one exists before the previous one is freed."""
+    """Yield batches as a loader does: the next batch exists before the previous batch is freed."""
     while True:
         batch = to_fake((*_converted(job), job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
@@ -100,7 +100,7 @@ def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
 
 
 def _converted(job: Job) -> Any:
-    """Return the inputs of a batch in the type of the parameters, as operations require without autocast."""
+    """Return the inputs of a batch in the parameters' type, which operations require without autocast."""
     inputs, dtype = to_fake(job.inputs(job.batch)), job.dtype
     if dtype is None or job.autocast is not None:
         return inputs
@@ -130,7 +130,7 @@ def _optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) -> Iterator[None]:
-    """Let an optimizer read values, which affect the length of a step but not the memory."""
+    """Permit an optimizer to read values, which affect its arithmetic but not the memory."""
 
     def guess(tensor: torch.Tensor) -> Any:
         warn(READS_VALUES)
@@ -141,7 +141,7 @@ def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) ->
 
 
 def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's step counts, which are on the host unless it is fused or capturable."""
+    """Return an optimizer's step counts, which are on the host unless fused or capturable."""
     return [
         state["step"]
         for group in optimizer.param_groups
@@ -152,7 +152,7 @@ def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers that the recorder was told to be on the host."""
+    """Return the trace without buffers that are registered as the host's."""
     if HOST not in trace.names:
         return trace
     on_host = np.zeros(len(trace), np.bool_)
@@ -169,7 +169,7 @@ def _steps(
     recorder: AccessRecorder,
     warn: Callable[[str], object],
 ) -> Iterator[None]:
-    """Run a step of a loop at each turn: of a training, or of an inference without optimizers."""
+    """Run one step of a loop per iteration: of a training or, without optimizers, of an inference."""
     inputs, trains = _inputs(job, recorder), bool(optimizers)
     held: list[Any] = [None, None]  # variables of the loop: output and loss
     while True:
@@ -221,7 +221,7 @@ def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
 
 
 def _saved_tensors(job: Job) -> contextlib.AbstractContextManager[Any]:
-    """Keep no saved tensors on the device if the job says so: unpacking makes a new one, as a copy back."""
+    """Keep saved tensors on the host if the job requests it; unpacking allocates a copy on the device."""
     if not job.save_on_cpu:
         return contextlib.nullcontext()
     hooks: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(

@@ -28,7 +28,7 @@ _Cache = functools._lru_cache_wrapper
 def caches() -> list[_Cache[Any]]:
     """Return all live functools caches (``functools.lru_cache``).
 
-    PyTorch's own are left out; frozen ones (``gc.freeze``) cannot be found.
+    PyTorch's own caches are excluded; frozen caches (``gc.freeze``) cannot be found.
     """
     objects = gc.get_objects()
     of_type = map(operator.is_, map(type, objects), itertools.repeat(_Cache))
@@ -38,9 +38,9 @@ def caches() -> list[_Cache[Any]]:
     ]
 
 
-#: A run changes the process's defaults, so only one runs at a time.
+#: Lock of a run, which changes the process's defaults.
 _LOCK = threading.RLock()
-#: Functools caches found by an enclosing block, which has frozen the existing objects; None outside of such.
+#: Functools caches that an enclosing `shared_isolation` found before it froze all objects; None outside.
 _known: list[_Cache[Any]] | None = None
 
 
@@ -48,7 +48,8 @@ _known: list[_Cache[Any]] | None = None
 def shared_isolation() -> Iterator[None]:
     """Search for caches and freeze existing objects once for several runs.
 
-    Garbage collection is so limited to objects made by the runs: PyTorch and a program have a million.
+    Garbage collections are then limited to objects of the runs, without the million objects of PyTorch and
+    the program.
     """
     global _known
     with _LOCK:
@@ -69,9 +70,9 @@ def shared_isolation() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _clear_fake_caches() -> Iterator[None]:
-    """Empty the functools caches into which the block put fake tensors.
+    """Empty the functools caches that received fake tensors in the block.
 
-    Others stay, since their results may be known by identity.
+    Other caches are unchanged, since the program may rely on the identity of their results.
     """
     known = [*(_known or ()), *caches()]
     before = {id(cache): cache.cache_info().misses for cache in known}
@@ -89,13 +90,13 @@ def _clear_fake_caches() -> Iterator[None]:
 def isolated() -> Iterator[None]:
     """Run with the defaults of a new process, then restore random states, types and modes.
 
-    A model's own code, too, may seed generators or set the default type. Settings that it makes, such as
-    ``torch.backends.cudnn.benchmark``, and state in its variables, such as a dictionary of masks, are not
-    restored; entries in ``functools`` caches are removed.
+    A model's code may seed generators or set the default type, which is restored. Other settings of that
+    code, such as ``torch.backends.cudnn.benchmark``, and its variables, such as a dictionary of masks, are
+    not restored; entries in ``functools`` caches are removed.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(shared_isolation())
-        stack.enter_context(_clear_fake_caches())  # searches only among objects that are not frozen
+        stack.enter_context(_clear_fake_caches())  # searches only unfrozen objects
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.callback(random.setstate, random.getstate())
         if "numpy" in sys.modules:
@@ -105,13 +106,13 @@ def isolated() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        # Not torch.autocast: inside such a block, an inner autocast that ends keeps its copies of the
-        # parameters.
+        # Not torch.autocast: inside its block, an inner autocast keeps its copies of the parameters at its
+        # end.
         stack.callback(torch.set_autocast_enabled, "cpu", torch.is_autocast_enabled("cpu"))
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - taken by position only
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs what exceptions then say
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # logs the text of later exceptions
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         yield

@@ -1,4 +1,4 @@
-"""Fake mode that takes buffers as a real run does, and answers reads of values on request.
+"""Fake mode that allocates the buffers of a real run, and can answer reads of values.
 
 With an active mode some of PyTorch's gradients work out of place (`at::areAnyTensorSubclassLike` in
 `FunctionsManual.cpp`, `InputBuffer::accumulate` in `input_buffer.cpp`): a run without memory holds one buffer
@@ -38,12 +38,12 @@ _NOTHING = object()
 
 
 class ValuelessMode(FakeTensorMode):
-    """FakeTensorMode that takes buffers as a real run does, and answers reads of values on request.
+    """FakeTensorMode that allocates the buffers of a real run, and can answer reads of values.
 
     Tests for NaN and infinity have the result of finite numbers.
 
     Attributes:
-        on_read: returns the value at each read of a tensor that has none. None: such reads fail.
+        on_read: function that answers reads of tensors without values; None: such reads fail.
     """
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class ValuelessMode(FakeTensorMode):
         self.on_read: Callable[[FakeTensor], Any] | None = None
 
     def __deepcopy__(self, memo: object) -> ValuelessMode:
-        """Return this mode: the copy of a tensor, which copies all attributes, stays in the same mode."""
+        """Return this mode, so that a deep copy of a tensor stays in the same mode."""
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and type(args[0]) is FakeTensor:
             if func is _DEVICE and not self.in_kernel_invocation:
-                return args[0].fake_device  # requested several times in each operation
+                return args[0].fake_device  # requested several times per operation
             answer = self._known(func, args)
             if answer is not _NOTHING:
                 return answer
@@ -67,7 +67,7 @@ class ValuelessMode(FakeTensorMode):
         return self._shrunk(result, args) if func in _SHRINKING else result
 
     def _known(self, func: Any, args: Any) -> Any:
-        """Return a result that needs no inference, or _NOTHING."""
+        """Return a result that is known without shape inference, or _NOTHING."""
         constant = args[0].constant
         if func is _READ_VALUE:
             return self._read(func, args[0], constant)
@@ -89,7 +89,10 @@ class ValuelessMode(FakeTensorMode):
         return _NOTHING if self.on_read is None else self.on_read(tensor)
 
     def _shrunk(self, loss: Any, args: Any) -> Any:
-        """Return a reduced loss in a storage with one value for each element; other losses unchanged."""
+        """Return a reduced loss in a storage of the elementwise loss's size.
+
+        Return other losses unchanged.
+        """
         whole = torch.broadcast_shapes(args[0].shape, args[1].shape)
         if loss.dim() or not whole:
             return loss
@@ -99,19 +102,19 @@ class ValuelessMode(FakeTensorMode):
 
 
 def know(result: Any, *, truth: bool) -> None:
-    """Let fake mode know the values of a fake tensor, and those of tensors computed from such alone."""
+    """Give a fake tensor known values, which fake mode propagates to tensors computed from them alone."""
     with _disable_current_modes():
         result.constant = torch.tensor(truth).expand(result.shape)
     result.fake_mode.fake_tensor_converter.add_constant_storage_mapping(result)
 
 
 def finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Return true for each value of a fake tensor, in the steps of `torch.isfinite`, which take memory."""
+    """Return a mask of ones, computed with the intermediate tensors of `torch.isfinite`."""
     result = (tensor == tensor).mul(tensor.abs() != float("inf"))
     know(result, truth=True)
     return result
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return the active fake mode, whose tensors a job may use, or a new mode."""
+    """Return the active fake mode, or a new mode; a job may use tensors of the active mode."""
     return detect_fake_mode() or ValuelessMode()

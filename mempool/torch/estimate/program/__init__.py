@@ -1,4 +1,4 @@
-"""Unchanged programs on tensors without memory, where PyTorch has no CUDA and so cannot be rehearsed."""
+"""Fake runs of unchanged programs, for builds of PyTorch without CUDA, which cannot be rehearsed."""
 
 from mempool.torch.estimate.program.run import ProgramRun, run_program
 

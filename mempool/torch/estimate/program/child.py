@@ -1,4 +1,4 @@
-"""The tried program's process: PyTorch on tensors without memory, recorded until the program ends."""
+"""Process of a program on tensors without memory, which records the program until its end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
 from mempool.rehearsal import generation
 from mempool.rehearsal.checkpoints import Redirection
-from mempool.rehearsal.child import Rehearsal, own_line, program_line
+from mempool.rehearsal.child import Rehearsal
 from mempool.rehearsal.job import Job
+from mempool.rehearsal.program_lines import own_line, program_line
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 _THREAD = "it runs a model in another thread, where nothing is recorded"
 _MODELS = "transformers.modeling_utils"  #: module with a method that writes a model
-#: Signs of errors of tensors without values.
+#: Texts in errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
 
 
 class _Program(Rehearsal):
-    """A program on tensors without memory; its steps, hangs and errors are noted as in a rehearsal.
+    """A program on tensors without memory, and its steps, hangs and errors, as in a rehearsal.
 
     Attributes:
         outcome: the result so far.
@@ -60,7 +61,7 @@ class _Program(Rehearsal):
         self._recorder = AccessRecorder()
 
     def run(self) -> NoReturn:
-        """Run the program to its end, or for some steps, and write the trace and the result."""
+        """Run the program for some steps or to its end, and write the trace and the result."""
         self._install()
         with (
             ValuelessMode() as mode,
@@ -70,7 +71,7 @@ class _Program(Rehearsal):
         ):
             reads = ValueReads(self.outcome.decisions, self.outcome.value_reads)
             mode.on_read, FakeTensor.tolist = reads.read, reads.list_method()
-            register_optimizer_step_post_hook(self._after_step)  # the recorder's own hook comes first
+            register_optimizer_step_post_hook(self._after_step)  # after the recorder's hook
             self._execute()
         self._leave()
 
@@ -97,7 +98,7 @@ class _Program(Rehearsal):
             generation.end_at_length(name)
 
     def _execute(self) -> None:
-        """Run the script, and note how it ends."""
+        """Run the script, and record its outcome."""
         path = self.job.program[0]
         sys.argv = list(self.job.program)
         sys.path[0] = str(Path(path).resolve().parent)
@@ -183,7 +184,7 @@ class _Program(Rehearsal):
 
 
 class _Batches(_SingleProcessDataLoaderIter):
-    """Iterator over batches without memory; indices are real, since a sampler needs values."""
+    """Iterator over batches without memory; indices have values, since a sampler needs values."""
 
     def _next_index(self) -> Any:
         with _disable_current_modes():
@@ -191,7 +192,7 @@ class _Batches(_SingleProcessDataLoaderIter):
 
 
 def _in_this_process(loader: Any) -> Any:
-    """Load data in this process, since tensors without memory cannot go to another one."""
+    """Load data in this process, since tensors without memory cannot be sent to other processes."""
     loader.num_workers, loader.timeout, loader.pin_memory = 0, 0, False
     with _disable_current_modes():
         return _Batches(loader)

@@ -1,4 +1,4 @@
-"""Run of a program on tensors without memory, in a process of its own, and its trace."""
+"""Runs a program on tensors without memory in a separate process, and returns its trace."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from traces import Trace
 
 REHEARSE = "a CUDA build of PyTorch runs the program itself: pip install torch, then mempool rehearse {}"
-#: What a program finds where it reads values.
+#: Notes about the values that a program reads from tensors without values.
 GUESSES = "conditions are taken to be false, and numbers zero"
-#: Environment of the program's process besides its own.
+#: Additional environment variables of the program's process.
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0", "CUDA_VISIBLE_DEVICES": ""}
 TRACE, OUTCOME = "step.trace", "outcome.json"  #: files in the folder of a job
 
 
 @dataclass
 class ProgramOutcome(Outcome):
-    """The end of a program, as the program's process reports it; ``value_reads`` are reads of numbers.
+    """Outcome that the program's process reports; ``value_reads`` is the number of number reads.
 
     Attributes:
-        decisions: places at which the program read a condition on values -> number of reads.
+        decisions: number of reads of a condition on values, by source line.
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
@@ -45,13 +45,13 @@ class ProgramOutcome(Outcome):
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """A program that ran on tensors without memory.
+    """Result of a program's run on tensors without memory.
 
     Attributes:
         trace: allocations of the program on the device, with unrounded sizes.
         mode: "train", or "inference" for a program without a backward pass.
         notes: sentences for the user.
-        caveats: reasons why the trace does not settle whether the program fits.
+        caveats: reasons why the trace leaves open whether the program fits.
     """
 
     trace: Trace
@@ -81,7 +81,7 @@ def run_program(
 
     Raises:
         OSError: the file cannot be read.
-        BrokenScriptError: the program fails; the message says where and why.
+        BrokenScriptError: the program fails; the message has the location and the reason.
     """
     Path(path).read_bytes()
     with tempfile.TemporaryDirectory(prefix="mempool-fit-") as folder:
@@ -107,7 +107,7 @@ def start_process(request: Sequence[str], folder: Path) -> subprocess.Popen[byte
 
 
 def _run_child(request: Sequence[str], folder: Path) -> ProgramOutcome:
-    """Run the program's process to its end; Ctrl-C ends it, too."""
+    """Run the program's process to its end; Ctrl-C ends both."""
     process = start_process(request, folder)
     try:
         code = process.wait()

@@ -1,4 +1,4 @@
-"""Reads of values by a program whose tensors have none: zero for numbers, false for conditions."""
+"""Answers to reads of tensors without values: zero for numbers, false for conditions."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class ValueReads:
     """Answers to a program's reads, counted by line.
 
     Attributes:
-        decisions: places of reads of conditions -> number of reads.
-        numbers: the same of numbers.
+        decisions: number of reads of conditions, by source line.
+        numbers: number of reads of numbers, by source line.
     """
 
     def __init__(self, decisions: dict[str, int], numbers: dict[str, int]) -> None:
         self.decisions, self.numbers = decisions, numbers
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """Return the values of a tensor, as `ValuelessMode.on_read` does of a single one."""
+        """Return the values of a tensor; answers `ValuelessMode.on_read`."""
         note(self.decisions if tensor.dtype is torch.bool else self.numbers, sys._getframe(1))
         with _disable_current_modes():
             return torch.zeros(tensor.shape, dtype=tensor.dtype).tolist()
 
     def list_method(self) -> Callable[[Any], Any]:
-        """Return a method ``tolist`` of fake tensors, which makes no tensor for each value."""
+        """Return a method ``tolist`` of fake tensors that makes no tensor per value."""
 
         def tolist(tensor: Any) -> Any:
             if tensor.constant is None:

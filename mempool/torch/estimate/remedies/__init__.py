@@ -1,1 +1,1 @@
-"""Remedies for a job that does not fit: changes of the job, each tried, and their models and optimizers."""
+"""Remedies for a job that does not fit: changes of the job, each tried by a fake run."""

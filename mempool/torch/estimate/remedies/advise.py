@@ -1,4 +1,4 @@
-"""Search for remedies: each change is tried by a fake run, never guessed."""
+"""Search for remedies by fake runs of changed jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def advise(
     """Try remedies for a job, alone and together.
 
     Args:
-        job: the job; the job and the model from which the job was made stay unchanged.
+        job: the job; the job and its model stay unchanged.
         fit: result of the job's fake run.
         most_seconds: processor seconds after which no further run begins.
         progress: called with the name of each trial.
@@ -48,7 +48,7 @@ def advise(
 
 
 def hints(job: Job, fit: Fit) -> list[str]:
-    """Return hints for a training: parameters dominate the peak, or offloading (not tried) may help."""
+    """Return hints: parameters dominate the peak, or offloading, which is not tried, may help."""
     if job.mode != "train":
         return []
     found = []

@@ -1,4 +1,4 @@
-"""Changes of a job that may save memory, each with the code to write and the cost."""
+"""Changes of a job that may save memory, each with code for the user's program and a cost."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Cost(IntEnum):
-    """Class of a change's cost, cheapest first."""
+    """Class of a change's cost, the cheapest first."""
 
     NOTHING = 0  #: neither time nor results change
-    ROUNDING = 1  #: no time, but results are rounded differently
+    ROUNDING = 1  #: no time, but other rounding of results
     RECOMPUTING = 2  #: most of the forward is computed twice
     SMALLER_BATCHES = 3  #: kernels with less work each
     TRANSFERS = 4  #: copies to the host and back
-    TRAINING = 5  #: a different training: to be tuned again, and may end elsewhere
+    TRAINING = 5  #: another training, with other hyperparameters and results
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Change:
         how: description and price.
         cost: class of cost.
         attributes: of the changed job.
-        allocator: name of the allocator to use, if the change is another allocator.
+        allocator: name of the allocator, if the change is another allocator.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Change:
     allocator: str | None = None
 
 
-#: The same change in several strengths, weakest first.
+#: A change in several strengths, the weakest first.
 Strengths = tuple[Change, ...]
 
 _POOL = "import mempool.torch; pool = mempool.torch.install(); pool.watch(optimizer)"
@@ -88,7 +88,7 @@ _ON_HOST = Change(
 
 
 def changes_of(job: Job) -> list[Strengths]:
-    """Return all changes that apply to a job, cheapest first.
+    """Return all changes that apply to a job, the cheapest first.
 
     The job's model and optimizer are made without memory.
     """
@@ -124,7 +124,7 @@ def _outputs(job: Job) -> Iterator[Change]:
 
 
 def _optimizers(job: Job, optimizer: Any) -> Iterator[Change]:
-    """Yield the same optimizer by fused kernels, and other optimizers."""
+    """Yield changes of the optimizer: fused kernels, and other optimizers."""
     path = _class_path(type(optimizer))
     if optimizer.defaults.get("fused", True) in (None, False):
         yield Change(
@@ -221,7 +221,7 @@ def _batch_in_parts(job: Job, parts: int) -> Change:
     if job.mode == "train":
         code = f"for part in batch.split({small}): (loss_of(part) / {parts}).backward()  # then step"
         how = "gradients of smaller batches add up; batch normalisation sees smaller batches"
-        # Two batches suffice to show one that starts while the gradients of another are alive.
+        # Two batches suffice: the second starts while the gradients of the first are alive.
         attributes = {"batch": small, "accumulate": max(2, job.accumulate)}
     else:
         code = f"for part in batch.split({small}): output = model(part)"

@@ -1,4 +1,4 @@
-"""Fake runs of changed jobs, each done once, and the cheapest combination that makes a job fit."""
+"""Cached fake runs of changed jobs, and the cheapest combination that makes a job fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trials:
     Args:
         job: the job to change.
         fit: result of the unchanged job.
-        until: processor time of the process, in seconds, after which no run begins.
+        until: processor time of the process, in seconds, after which no run starts.
         progress: called with the name of each trial.
     """
 
@@ -31,7 +31,7 @@ class Trials:
         self._reasons: dict[str, str] = {}
 
     def try_weakest(self, strengths: Strengths) -> TriedRemedy | None:
-        """Try a change, just as strong as needed; return None if no strength could be tried."""
+        """Try a change in the weakest sufficient strength; return None if no strength could be tried."""
         found = None
         for change in strengths:
             found = self.try_changes([change]) or found
@@ -89,18 +89,18 @@ class Trials:
 def cheapest_of(
     trials: Trials, alone: Sequence[tuple[Strengths, TriedRemedy]]
 ) -> tuple[TriedRemedy | None, TriedRemedy | None]:
-    """Add changes by cost, cheapest first, while each saves, until the job fits; then drop unneeded changes.
+    """Add useful changes, the cheapest first, until the job fits; then drop unneeded changes.
 
-    So no dearer change is taken while cheaper ones suffice, no change with a cost in the result can be left
-    out, and changes with strengths have the weakest strength that fits.
+    So the result has no expensive change if cheaper changes suffice, no superfluous change with a cost, and
+    the weakest sufficient strengths.
 
     Args:
         trials: runs of the job.
-        alone: each change in several strengths, with the result of the change alone.
+        alone: (strengths of a change, result of the change alone) of each change.
 
     Returns:
-        The changes that make the job fit, or None; and if None, the changes that save most and leave the
-        training as it is.
+        The changes that make the job fit, or None; and if None, the changes that save most without changing
+        the training.
     """
     chosen: dict[str, Strengths] = {}
     best: TriedRemedy | None = None
@@ -110,7 +110,7 @@ def cheapest_of(
         if strongest.cost is Cost.TRAINING:
             same = same or best
         if best is None and own.saves_bytes <= 0:
-            continue  # useless alone, while the peak is where it was
+            continue  # useless as long as the peak is the same
         kinds = {**chosen, strongest.kind: strengths}
         tried = trials.try_changes([each[-1] for each in kinds.values()])
         if tried is None or tried.saves_bytes <= (best.saves_bytes if best else 0):
@@ -122,7 +122,7 @@ def cheapest_of(
 
 
 def _reduced(trials: Trials, chosen: list[Strengths]) -> TriedRemedy | None:
-    """Reduce changes that fit together to the needed ones, dearest first, each as weak as possible."""
+    """Drop unneeded changes of a fitting combination, the most expensive first, and weaken the others."""
     left = [strengths[-1] for strengths in sorted(chosen, key=lambda each: -each[-1].cost)]
     for strengths in sorted(chosen, key=lambda each: -each[-1].cost):
         others = [change for change in left if change.kind != strengths[-1].kind]

@@ -1,4 +1,4 @@
-"""Optimizers and losses by the names of the command line."""
+"""Optimizers and losses by their names on the command line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OPTIMIZERS = {
     if hasattr(torch.optim, name)
 }  # fmt: skip
 
-#: Optimizers of bitsandbytes by class names; "adamw_bnb_8bit" and "adamw-8bit" are other spellings.
+#: Optimizers of bitsandbytes by class name; "adamw_bnb_8bit" and "adamw-8bit" are alternative spellings.
 _EIGHT_BIT = {name.lower(): made for name, made in STAND_INS.items()}
 
 
 def optimizer_of(spec: ModelSpec) -> Callable[..., torch.optim.Optimizer]:
-    """Return a function that makes the optimizer of a name: ``adamw``, ``sgd+momentum``.
+    """Return a function that makes an optimizer from a name such as ``adamw`` or ``sgd+momentum``.
 
     Raises:
         UsageError: the name is unknown.
@@ -69,7 +69,7 @@ def loss_of_name(spec: ModelSpec) -> Callable[[Any], torch.Tensor]:
 
 
 def resolve(attribute: str, name: str) -> Any:
-    """Return the loss, optimizer or type that a name stands for as an attribute of a `Job`.
+    """Return the loss, optimizer or type of a name, as an attribute of a `Job`.
 
     Raises:
         UsageError: the name is unknown.
@@ -87,7 +87,7 @@ def _unknown(noun: str, name: str, known: list[str]) -> str:
 
 
 def _tensor(output: Any) -> torch.Tensor:
-    """Return the logits of an output of transformers, or else the first floating-point tensor."""
+    """Return the logits of a transformers output, else the first floating-point tensor."""
     logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
     for leaf in pytree.tree_leaves(logits if logits is not None else output):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
@@ -97,7 +97,7 @@ def _tensor(output: Any) -> torch.Tensor:
 
 def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
     if logits.dim() > 2 and logits.size(1) < logits.size(-1) and logits.dim() == 3:
-        logits = logits.flatten(0, 1)  # tokens, classes last, as in language models
+        logits = logits.flatten(0, 1)  # (tokens, classes), as in language models
     target = torch.zeros((logits.size(0), *logits.shape[2:]), dtype=torch.int64, device=logits.device)
     return functional.cross_entropy(logits, target)
 

@@ -1,6 +1,6 @@
-"""Models of transformers from a configuration, built-in or a local config.json, and their inputs.
+"""Models of transformers from a built-in configuration or a local config.json, and their inputs.
 
-Nothing is downloaded.
+This module downloads nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-#: Classes that choose the model, by task; a family without a given task gets the first supported task.
+#: Auto classes of transformers by task; the default is the first task that a family supports.
 TASKS = {
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -50,7 +50,7 @@ class TransformersModel:
     kind: Any
 
     def model(self) -> nn.Module:
-        """Return a new model, with the type of parameters that the configuration names."""
+        """Return a new model with the parameter type of the configuration."""
         made: nn.Module = self.kind._from_config(self.config)
         return made
 
@@ -64,10 +64,10 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
     """Return the model of a name.
 
     Args:
-        name: of a family ("gpt2"), a size of a family ("gpt2-xl"), a class ("LlamaConfig"), a folder with a
-            config.json or such a file.
-        arguments: of the configuration, overriding the defaults.
-        task: a key of `TASKS`; None: the task that the configuration names, or the usual one of the family.
+        name: name of a family ("gpt2"), a size of a family ("gpt2-xl"), or a class ("LlamaConfig"); or a
+            config.json or its folder.
+        arguments: arguments of the configuration.
+        task: a key of `TASKS`; None: the task of the configuration, or the usual task of the family.
 
     Raises:
         UsageError: name, argument or task is unknown, or transformers is not installed.
@@ -77,7 +77,7 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
     config = _config(transformers, name, arguments)
     two = getattr(config, "is_encoder_decoder", False)
     if two and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # the choice of token changes no size, and without one nothing runs
+        config.decoder_start_token_id = 0  # required; any token gives the same sizes
     if task is not None and task not in TASKS:
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
     if task is None and (kind := _architecture(transformers, config)) is not None:
@@ -92,7 +92,7 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
 
 
 def known_names() -> list[str]:
-    """Return names of families and sizes without importing models; only sizes without transformers."""
+    """Return names of families and sizes; without transformers, only sizes."""
     try:
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
     except ImportError:
@@ -143,7 +143,7 @@ def plain_name(name: str) -> str:
 
 def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
     file = path / "config.json" if path.is_dir() else path
-    file.open("rb").close()  # raises the error for a wrong name
+    file.open("rb").close()  # raises an error for a wrong name
     return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
 
 
@@ -159,12 +159,12 @@ def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
 def _made(name: str, make: Any, arguments: dict[str, Any]) -> Any:
     try:
         return make(**arguments)
-    except Exception as error:  # transformers has many errors of its own, for one thing
+    except Exception as error:  # transformers raises many classes of errors
         raise UsageError(f"{name}: {type(error).__name__}: {error}") from None
 
 
 def _architecture(transformers: Any, config: Any) -> Any:
-    """Return the class that a config.json names, if transformers has that class."""
+    """Return the class that a config.json names, if transformers has it."""
     for name in getattr(config, "architectures", None) or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
@@ -172,7 +172,7 @@ def _architecture(transformers: Any, config: Any) -> Any:
 
 
 def task_of(kind: Any) -> str:
-    """Return the task of a class from its name: the mapping of the task may list another class of several."""
+    """Return the task of a class from its name, since mappings of tasks list only one of several classes."""
     name = kind.__name__
     for task, auto in TASKS.items():
         if name.endswith(auto.removeprefix("AutoModel")) and task != "base":
@@ -183,7 +183,7 @@ def task_of(kind: Any) -> str:
 
 
 def sequence_length(model: TransformersModel, requested: int | None) -> int | None:
-    """Return the length of the sequences in tokens; None for a model of images.
+    """Return the sequence length in tokens; None for a model of images.
 
     Raises:
         UsageError: the length exceeds the model's positions.
@@ -211,7 +211,7 @@ def model_inputs(model: TransformersModel, batch: int, seq: int | None, *, label
         labels: whether to include the arguments of the loss.
 
     Raises:
-        UsageError: the shape of the model's main input is not known.
+        UsageError: the shape of the model's main input is unknown.
     """
     main, takes = model.kind.main_input_name, model.takes
     given = {}
@@ -236,7 +236,7 @@ def _labels(model: TransformersModel, batch: int, seq: int | None) -> dict[str, 
 
 
 def _decoder(model: TransformersModel, batch: int, seq: int | None) -> dict[str, Any]:
-    """Return the decoder's tokens, which a decoder needs without labels."""
+    """Return tokens for a decoder without labels."""
     needs = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in model.takes
     return {"decoder_input_ids": _tokens(batch, seq)} if needs else {}
 
