@@ -4,11 +4,11 @@
     batch = pinned.empty((64, 784), "f4")
     ...  # queue a copy from it on a stream
     pinned.used_by(batch, stream)
-    del batch  # the memory serves the next one when the stream is through with the copy
+    del batch  # the memory is reused once the copy has ended
 
-    cupy.cuda.set_pinned_memory_allocator(pinned.malloc)  # for all that CuPy copies
+    cupy.cuda.set_pinned_memory_allocator(pinned.malloc)  # for CuPy's own copies
 
-The host, which no stream orders, writes to pinned memory. So before freed memory is reused, the pool waits
+The host writes to pinned memory without waiting for streams. So before freed memory is reused, the pool waits
 for all streams that used it.
 """
 
@@ -127,7 +127,7 @@ class _Buffer:
         self.ptr = pool.allocate(size, stream=HOST)
 
     def used_by(self, stream: Any) -> None:
-        """Add a stream, or a stream's handle, to ``streams``."""
+        """Note a stream, given as an object or a handle, that uses the memory."""
         name = stream_number(operator.index(getattr(stream, "ptr", stream)))
         self.streams[name, self._device.context_of(name)] = stream
 

@@ -1,4 +1,4 @@
-"""The tests are of the installed packages: say so if Python finds anything else."""
+"""Configuration of all tests; fail if Python finds other copies than the installed packages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("traces", "solvers", "mempool")
-#: Threads of BLAS and OpenMP spin while they wait: two thirds of the processor time of a training on a busy
-#: machine. With more threads of BLAS, the order of additions and so the last bits are the machine's business.
+#: Waiting threads of BLAS and OpenMP spin, which takes two thirds of the processor time on a busy machine.
+#: With several threads of BLAS, the order of additions, and so the rounding, depends on the machine.
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import the native modules first: a wrong copy is one clear error then, not one for each test file.
+    """Import the native modules first, so that a wrong copy gives a single error.
 
     No property fails by the clock: the machine may be busy. Nor by chance: examples are the same each time,
     unless a seed is given (``--hypothesis-seed=7``). The long form of the tests tries more of them, and
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("untimed")
     for name, value in THREADS.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("MEMPOOL_REMEMBER", "0")  # plans of earlier runs would change what is tested
+    os.environ.setdefault("MEMPOOL_REMEMBER", "0")  # plans of earlier runs would change results
     for package in PACKAGES:
         try:
             importlib.import_module(f"{package}._core")
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """Which copy is tested."""
+    """Return the path of the tested copy."""
     found = Path(sys.modules["mempool"].__file__ or "").parent
     if found == ROOT / "mempool":
         return f"mempool: {found} (editable)"
@@ -65,14 +65,17 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Run in an empty folder: a child `python -c` has its current folder first on sys.path."""
+    """Run in an empty folder, since a child `python -c` has its current folder first on sys.path."""
     with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
         yield
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where objects are kept from one run to the next; a temporary folder where the tree is read-only."""
+    """Return the folder that caches object files between runs.
+
+    A temporary folder if the tree is read-only.
+    """
     kept = ROOT / "build" / "native"
     try:
         kept.mkdir(parents=True, exist_ok=True)
@@ -93,7 +96,7 @@ def _advice(package: str, error: ImportError) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_end_a_program() -> None:
-    """Children begin with the defaults, also where the tests run under nohup or in a shell's background."""
+    """Restore default signal handlers of child processes, also under nohup or in a shell's background."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

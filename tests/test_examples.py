@@ -1,4 +1,4 @@
-"""Examples of property tests: the same in each run, unless others are asked for."""
+"""Examples of property tests are the same in each run, unless a seed is given."""
 
 import hypothesis
 import pytest

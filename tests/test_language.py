@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: Packages in plain language.
 PLAIN = ("traces", "solvers", "mempool")
-#: Occurrences of a word in a thousand words of docstrings, at most.
+#: Largest number of occurrences of a word in a thousand words of docstrings.
 MOST_WHAT, MOST_IT = 3, 4
 OPENINGS = re.compile(r"(What|Whether|Of|Those|Where)\b")
-#: Words in whose place a test's name has a noun.
+#: Words that are not allowed in names of tests; use nouns.
 NO_NOUNS = {"what", "it", "one", "those"}
 
 

@@ -30,10 +30,9 @@ def demo(
 ) -> None:
     """Train a small network with the default allocator and with the pool, and compare.
 
-    In NumPy and CuPy a perceptron of 784-1024-1024-10 with Adam, in PyTorch six
-    convolutions with AdamW, on one thread: the same training in three
-    processes that take turns, two with the default allocator, which must
-    agree with each other, and one with the pool.
+    The network is a perceptron of 784-1024-1024-10 with Adam in NumPy and CuPy, and six convolutions with
+    AdamW in PyTorch, on one thread. Three processes run the same training in turns: two with the default
+    allocator, whose results must be equal, and one with the pool.
 
     For example:
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from mempool.rehearsal.checkpoints import Redirection
 
-#: Environment variable with the job, of the program's own process or, as `Job.of_child`, of a child process.
-VARIABLE = "MEMPOOL_REHEARSAL"
+#: Environment variables with the job, and with the number of the program's own process, once that has begun.
+VARIABLE, PROCESS = "MEMPOOL_REHEARSAL", "MEMPOOL_REHEARSAL_PROCESS"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
 _NO_PLAN = "so the run does not follow its plan: compiled operations allocate in another order"
 _NO_DEVICE = "invalid device ordinal"  #: in PyTorch's error for a GPU that the machine lacks
@@ -47,9 +47,11 @@ def begin() -> None:
     standin.load(Path(folder))
     text = os.environ.get(VARIABLE)
     if text is not None and not any(_COMPILER in word for word in sys.orig_argv):
-        job = Job.from_json(text)
-        os.environ[VARIABLE] = job.of_child().to_json()
-        Rehearsal(job).begin()
+        job, own = Job.from_json(text), str(os.getpid())
+        # A program that replaces itself by another one (exec) keeps its number.
+        main = os.environ.get(PROCESS) or own
+        os.environ[PROCESS] = main
+        Rehearsal(job if main == own else job.of_child()).begin()
     else:
         sys.meta_path.insert(0, AfterImport(compilation.adjust, compilation.MODULES, waits=False))
 

@@ -167,6 +167,7 @@ class StandInRunner:
             standin.SETTINGS: settings,
             standin.FOLDER: str(self._libraries),
             child.VARIABLE: job.to_json(),
+            child.PROCESS: "",
         }
         environment |= compilation.environment(self._libraries / standin.DRIVER)
         tools = Path(job.folder) / "tools"

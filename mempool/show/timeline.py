@@ -42,7 +42,7 @@ class Timeline:
         module: int64[n], likewise.
         category: int64[n], likewise.
         stack: int64[n], likewise, the frames of a stack in one string with line feeds between them.
-        pool: int64[n], the private pool of the buffer, 0 for the common one.
+        pool: int64[n], the private pool of the buffer, 0 for the default pool.
         names: the strings.
         ids: names of the buffers, or None.
         persistent: number and bytes of the buffers that are alive across iterations, which are not drawn.

@@ -8,7 +8,7 @@ kernels take the roofline's time of the card and whose copies take the link's (`
 host takes no time. The peers run first, then this project's pool within the peak of each peer and within
 fractions of the plain peak. *Predicted* is the step time without a limit plus the stall of the plan. Compiled
 graphs run operation by operation, as the stand-in has no compiler. A failed run prints its error. The second
-form prints the loops of `tests/gpu` beside an H100's times.
+form prints the step times of the loops of `tests/gpu`, compared with an H100's.
 """
 
 from __future__ import annotations

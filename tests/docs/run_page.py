@@ -1,4 +1,4 @@
-"""Run the code blocks of one Markdown page in the current folder, in their order: run_page.py PAGE.
+"""Run the code blocks of a Markdown page in order, in the current folder: run_page.py PAGE.
 
 Blocks marked ``python`` share one namespace. Blocks marked ``console`` hold commands behind "$ ", and below
 each what it prints, where "..." stands for anything; without any output below it a command must only
@@ -24,7 +24,7 @@ _ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """A code block; ``line`` is that of its first line of code, from 1."""
+    """A code block; ``line`` is the number of its first line of code, from 1."""
 
     kind: str
     code: str
@@ -32,7 +32,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a page that are to be run."""
+    """Return the blocks of a page to run."""
     return [
         Block(match["kind"], match["code"], text.count("\n", 0, match.start("code")) + 1)
         for match in _FENCE.finditer(text)
@@ -41,7 +41,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def run_console(block: Block, page: Path) -> None:
-    """Run each command and compare what it prints, errors included."""
+    """Run each command and compare its output, errors included."""
     for at, part in enumerate(re.split(r"^\$ ", block.code, flags=re.MULTILINE)):
         if at == 0:
             assert not part.strip(), f"{page}:{block.line}: output before the first command"
@@ -65,7 +65,7 @@ def run(page: Path) -> None:
         if block.kind == "console":
             sys.stdout.flush()
             run_console(block, page)
-        else:  # empty lines before it make tracebacks show the page's own line
+        else:  # preceding empty lines make tracebacks show the line of the page
             exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
 
 

@@ -1,4 +1,4 @@
-"""README and docs say what is so: their code runs, their links lead somewhere."""
+"""The code of README and docs runs, and their links exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    """Every Python and console block runs, in the order of the page, and prints what stands below it."""
+    """Every Python and console block of a page runs, in order, and gives the output on the page."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MEMPOOL")}
     done = subprocess.run(
         [sys.executable, "-P", "-W", "error", str(Path(__file__).with_name("run_page.py")), str(page)],

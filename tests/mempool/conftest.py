@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cupy_platform import Current
 
 
-#: What tests left behind, by test: what there was before it, and after.
+#: Counts of objects before and after each test that left objects behind.
 left: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
 
 
@@ -58,7 +58,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     while (after := _core.live_objects()) != before and time.monotonic() < deadline:
         gc.collect()  # threads that have just been told to end hold theirs for a moment
         if not _core.numpy_hook().serving():  # whoever made it: tests of the hook do without mempool.numpy
-            _core.numpy_hook().held()  # lets go of clients whose last array went after they had stopped
+            _core.numpy_hook().held()  # releases stopped clients without arrays
         time.sleep(0.01)
     before_gpu, after_gpu = dict.fromkeys(_on_gpu(None), 0), _on_gpu(drivers.pop() if drivers else None)
     before, after = {**before, **before_gpu}, {**after, **after_gpu}

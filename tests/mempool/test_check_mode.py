@@ -1,4 +1,4 @@
-"""Redzones, poison and quarantine: each wrong write or free is found, named with both places, survived."""
+"""Redzones, poison and quarantine find each wrong write or free, and name the source lines."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestBuffers:
     ) -> None:
         mine = ctypes.create_string_buffer(100)
         assert not checked.free(ctypes.addressof(mine))
-        assert checked.faults_found() == 0  # a foreign address is none
+        assert checked.faults_found() == 0  # a free of a foreign address is no fault
         address = checked.allocate(1000)
         assert not checked.free(address + offset)
         assert [(fault[0], fault[3]) for fault in checked.faults()] == [("inside", offset)]
@@ -168,7 +168,7 @@ class TestArrays:
             array = np.ones(100)
             poke(array.ctypes.data - 1)
             del array
-            for _ in range(1000):  # the main thread gets to it soon
+            for _ in range(1000):  # wait for the main thread
                 pass
             told = [record.getMessage() for record in caplog.records]
         assert len(told) == 1
@@ -250,7 +250,7 @@ for _ in range(10):
 def test_end_of_the_interpreter_reports_faults_on_stderr_and_none_where_there_are_none(
     tmp_path: Path,
 ) -> None:
-    """Without logging code in the program; a forked child has no faults either."""
+    """The program has no logging code; a forked child reports no faults of its parent."""
     done = outcome(start(tmp_path, "-c", KEPT, MEMPOOL_CHECK="1"))
     assert done.status == 0
     assert done.stderr.startswith("mempool: numpy: write past the end, at byte 800")

@@ -1,4 +1,4 @@
-"""``mempool compare`` and ``convert``: every format in every verb, a table a trace, an error a bad file."""
+"""``mempool compare`` and ``convert``: all formats, one table for each trace, one error for each bad file."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_error_of_an_allocator_does_not_disturb_the_others(cli: Cli) -> None:
 
 
 def test_worker_processes_end_with_their_parent_and_with_ctrl_c() -> None:
-    """However the parent ends, no worker goes on."""
+    """Worker processes end however the parent ends."""
     write_trace(random_trace(5, 60_000), "large.trace")
     for k in range(12):
         Path(f"l{k}.trace").write_bytes(Path("large.trace").read_bytes())
@@ -178,7 +178,7 @@ def test_every_format_is_read_by_every_verb(cli: Cli) -> None:
 
 
 def test_impossible_events_stop_a_verb_or_are_left_out_and_counted(cli: Cli) -> None:
-    """One line names the first; with --lenient one line, and the JSON, count them by reason."""
+    """An error line names the first event; with --lenient, a line and the JSON count the events by reason."""
     error = cli.error("info rmm.csv", code=3)
     assert error == "mempool: rmm.csv, row 3: allocated again without a free: address 0x200\n"
     told = "mempool: rmm.csv: 2 events left out: 1 allocated again without a free, 1 not 6 fields"

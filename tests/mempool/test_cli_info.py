@@ -59,7 +59,7 @@ def trace_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 
 def test_memory_at_the_peak_is_reported_with_its_remedies(trace_file: Trace, cli: Cli) -> None:
-    """The JSON object and the text; segments of the recorded allocator are no requests."""
+    """Both the JSON object and the text report it; segments of the recorded allocator are no requests."""
     assert cli.answer("info t.trace")["requested_bytes"] == (40 + 6 * (100 + 200 + 8)) * KIB
     said = per_device(cli)
     assert said["peak_load_bytes"] == int(trace_file.load().max()) == 348 * KIB
@@ -125,7 +125,7 @@ def test_recorded_categories_modules_and_phases_are_reported(
 
 
 def doubled(single: Trace, second: int) -> Trace:
-    """The same on two devices, event by event; the second one's buffers are half as large."""
+    """Return the trace doubled onto two devices; buffers of the second device are half as large."""
     table = {name: np.repeat(getattr(single, name), 2) for name in COLUMNS}
     other = np.arange(2 * len(single)) % 2 == 1
     of_buffer = table["kind"] != EventType.MARK
@@ -158,7 +158,7 @@ def test_plan_of_a_device_equals_the_plan_of_its_own_trace(single: Trace, whole:
 
 
 def test_several_devices_without_a_choice_are_refused(single: Trace, cli: Cli) -> None:
-    """One line names the devices and the option, before anything is written."""
+    """An error line names the devices and the option; no file is written."""
     cli.run("plan single.trace -o single.plan")
     for command in ("plan two.trace -o two.plan", "check single.plan two.trace"):
         error = cli.error(command, code=2)
@@ -195,7 +195,7 @@ def test_event_numbers_are_rows_of_the_file(single: Trace, cli: Cli) -> None:
 
 
 def recorded(before: list[int], times: int, *, freed: bool = True, mark: bool = False) -> Trace:
-    """Other allocs first, each freed by the next or never, then so many times the same ten."""
+    """Return a trace of various allocs, followed by ten equal allocs repeated ``times`` times."""
     rows: list[tuple[int, int, int]] = []
     buffer = 0
     for size in before:
@@ -226,7 +226,7 @@ many = [1000 + 8 * k for k in range(500)]
         (recorded([(40 << 10) + 8 * k for k in range(100)], 40), 1),  # of the bytes
         (recorded([200 * 1024], 40), 1),  # of the peak load
         (recorded([200 * 1024], 40, freed=False), 39),  # which it reaches with what stays
-        (recorded(many, 40, mark=True), 39),  # whoever set marks knows
+        (recorded(many, 40, mark=True), 39),  # marks are trusted
     ],
 )
 def test_iterations_must_be_the_main_part_of_a_trace(

@@ -63,7 +63,7 @@ def test_whole_trace_is_planned_on_a_line(folder: Path, cli: Cli) -> None:
 
 
 def test_wrong_plan_or_plan_of_another_trace_is_refused(folder: Path, cli: Cli) -> None:
-    """Exit code 1, the reason on stderr in one line and in the object."""
+    """The exit code is 1, and a line on stderr and the JSON object have the reason."""
     Path("s.csv").write_text("id,lower,upper,size,offset\na,0,5,10,0\nb,4,9,10,9\n")
     write_trace(generate(60, 2), "other.trace")
     cli.run("plan t.trace -o p.plan")
@@ -78,7 +78,7 @@ def test_wrong_plan_or_plan_of_another_trace_is_refused(folder: Path, cli: Cli) 
 
 
 def test_too_small_a_capacity_is_a_negative_answer(folder: Path, cli: Cli) -> None:
-    """Infeasible: exit code 1, no file, and the object says why."""
+    """The exit code is 1, no file is written, and the JSON object has the reason."""
     planned = cli.answer("plan b.csv -o s.csv --capacity 1", code=1)
     assert (planned["status"], planned["arena_bytes"]) == ("infeasible", None)
     assert planned["reason"]
@@ -92,7 +92,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def test_ctrl_c_keeps_the_best_plan(folder: Path, cli: Cli) -> None:
-    """SIGINT in the middle of a search: exit code 130, the plan so far is written and passes the check."""
+    """On SIGINT during a search, the exit code is 130, and the best plan is written and passes the check."""
     write_csv(aligned(29, 350), "hard.csv")
     limited = ["--time-limit", "250", "--json", "--solver", "greedy"]
     process = subprocess.Popen(
@@ -101,7 +101,7 @@ def test_ctrl_c_keeps_the_best_plan(folder: Path, cli: Cli) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while processor_seconds(process.pid) < 1.5:  # it has begun, however busy the machine is
+    while processor_seconds(process.pid) < 1.5:  # the search has started, even on a busy machine
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
@@ -130,7 +130,7 @@ def test_info_counts_the_contents_of_a_trace(folder: Path, cli: Cli) -> None:
 
 
 def test_empty_trace_is_no_error(folder: Path, cli: Cli) -> None:
-    """No events: planned into no bytes, checked, and shown."""
+    """A trace without events is planned with an arena of 0 bytes, checked and shown."""
     write_trace(Trace.of([], [], []), "empty.trace")
     cli.run("plan empty.trace -o empty.plan")
     cli.run("check empty.plan empty.trace")
@@ -139,7 +139,7 @@ def test_empty_trace_is_no_error(folder: Path, cli: Cli) -> None:
 
 
 def test_every_json_key_is_documented(folder: Path, cli: Cli) -> None:
-    """Keys are an interface: docs/cli.md has each of them, and they are snake case."""
+    """Keys are an interface: docs/cli.md lists each of them, and they are in snake case."""
     documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
     cli.run("plan t.trace -o p.plan")
     for command in (

@@ -182,7 +182,7 @@ def test_failing_import_under_numpy_shows_no_frame_of_mempool(tmp_path: Path) ->
 
 
 def test_sitecustomize_and_interpreter_flags_of_the_user_are_kept(tmp_path: Path) -> None:
-    """A sitecustomize on PYTHONPATH runs in the command too, which is a Python."""
+    """The command is a Python process, so a sitecustomize on PYTHONPATH runs in it too."""
     write(tmp_path / "site" / "sitecustomize.py", "print('custom')")
     write(
         tmp_path / "script.py",

@@ -129,7 +129,7 @@ def test_variants_are_planned_separately_by_other_solvers(folder: Path, cli: Cli
 @pytest.mark.parametrize("number", range(len(THREE)))
 @pytest.mark.parametrize("together", [False, True])
 def test_invalid_plan_of_any_variant_is_refused(folder: Path, cli: Cli, number: int, together: bool) -> None:
-    """The buffers of one plan all lie at the start of the arena."""
+    """In the invalid plan all buffers are at the start of the arena."""
     saved = read_plans(folder / "run.plan")
     assert saved.variants
     plan = saved.plans[number].plan

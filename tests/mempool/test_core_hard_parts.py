@@ -26,7 +26,7 @@ def test_planned_address_is_refused_where_any_live_buffer_intersects() -> None:
     assert core.arena_live_ranges == 1
 
 
-# --- where a request goes that is not planned
+# --- unplanned requests
 
 
 def arena_of(core: Core, address: int) -> bool:
@@ -40,7 +40,7 @@ def test_fallback_takes_free_segments_first_then_holes_then_the_device() -> None
     core = Core()
     core.pool.set_retained_limit(1 << 30)
     core.client.load(None, pattern([600_000, 700], [0, 700_416]))
-    core.allocate(6_000_000)  # beside which little is idle in what follows
+    core.allocate(6_000_000)  # so that idle memory is a small part below
     spare = core.allocate(300_000)
     core.free(spare)
     core.run(range(2000, 11_000, 1000))  # far out of step
@@ -64,7 +64,7 @@ def test_program_following_its_plan_avoids_arena_holes_about_to_be_used() -> Non
 
 
 def test_arena_holes_after_the_last_planned_allocation_serve_many_requests_only() -> None:
-    """A few requests are a log, whose copies may stay; many are an evaluation, which ends before the mark."""
+    """Few requests may be a log, whose copies stay; many are an evaluation, which ends before the mark."""
     core = Core()
     core.client.load(None, pattern([600_000]))
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_smaller_plan_goes_on_where_the_larger_arena_is_refused() -> None:
     core.give_everything_back()
 
 
-# --- what nobody should hand in
+# --- invalid arguments
 
 
 def test_invalid_patterns_are_refused() -> None:
@@ -186,7 +186,7 @@ def test_addresses_inside_a_small_buffer_are_not_freed(alignment: int) -> None:
     client = _core.Client(pool, "test")
     for size in range(unit, min(16 * unit, page) + 1, unit):
         live = [client.allocate(size) for _ in range(page // size + 1)]  # one is in the next page
-        behind = live[0] // page * page + page // size * size  # the rest of a page, or a page that nobody had
+        behind = live[0] // page * page + page // size * size  # the rest of a page, or an unused page
         assert behind in live or not client.free(behind)
         for address in live:
             inside = {1, size // 2, size - 1, size - unit} - {0}

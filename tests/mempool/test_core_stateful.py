@@ -1,4 +1,4 @@
-"""The native core against a naive model: a dict of live buffers, and sums."""
+"""The native core compared with a naive model: a dict of live buffers, and sums."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ streams = st.sampled_from([0, 0, 0, 2])  # of CUDA: the default stream, and one 
 
 
 class Gauge:
-    """Now, at most, and ever."""
+    """Current value, peak and total."""
 
     def __init__(self) -> None:
         self.current = self.peak = self.total = 0
@@ -45,7 +45,7 @@ class Gauge:
 
 
 class Core(RuleBasedStateMachine):
-    """No two live buffers overlap and the counters are exact, for any installs, frees and refusals."""
+    """State machine: no two live buffers overlap, and all counters are exact."""
 
     @initialize(
         page=st.sampled_from([0, 4096, 1 << 16, 1 << 21, 1 << 22]),
@@ -73,11 +73,11 @@ class Core(RuleBasedStateMachine):
         self.requested, self.blocks = Gauge(), Gauge()
         self.refused_frees = self.out_of_memory = self.depth = 0
         self.stream_of: dict[int, int] = {}
-        self.freed_abroad = 0  # on another stream than their own, since all was done
+        self.freed_abroad = 0  # bytes freed on other streams since the last synchronisation
         self.roomy = roomy
         self.patterns: list[tuple[Any, list[int]]] = []
 
-    # --- what the model does at each step
+    # --- updates of the model
 
     def insert(self, address: int, size: int, stream: int = 0) -> None:
         assert address % self.alignment == 0
@@ -111,7 +111,7 @@ class Core(RuleBasedStateMachine):
         else:
             self.insert(address, size, stream)
 
-    # --- what a program does
+    # --- calls of a program
 
     @rule(size=sizes, stream=streams)
     def allocate(self, size: int, stream: int) -> None:
@@ -148,7 +148,7 @@ class Core(RuleBasedStateMachine):
         if moved == 0:
             self.out_of_memory += 1
             return
-        # In place, or with its pages mapped elsewhere, there never were two.
+        # In place or with remapped pages there is only one buffer at any time.
         if moved == address or self.device.counts().resizes > resizes:
             stream = self.stream_of[address]
             self.remove(address)
@@ -183,7 +183,7 @@ class Core(RuleBasedStateMachine):
         else:
             self.client.leave_dynamic()
 
-    # --- what a planner does
+    # --- calls of a planner
 
     @rule(
         wanted=planned_sizes,
@@ -255,7 +255,7 @@ class Core(RuleBasedStateMachine):
         assert len(packed) % 24 == 0
         assert sum(counts) <= self.blocks.total + self.out_of_memory
 
-    # --- what the device and the operator do
+    # --- the device and its limits
 
     @rule(calls=st.integers(0, 5))
     def device_fails(self, calls: int) -> None:
@@ -373,7 +373,7 @@ class CountedCuda:
             live_reservations=self.fake.live_allocations,
             events_alive=_core.live_objects()[
                 "events"
-            ],  # the device keeps some of the driver's, to use again
+            ],  # the device keeps some events of the driver for reuse
             errors=self.device.errors + len(self.fake.faults),
         )
 
@@ -389,7 +389,7 @@ class CountedCuda:
 
 
 class CoreOnCuda(Core):
-    """The same model on a CUDA device, whose copies and zeros are done as late as possible."""
+    """The same state machine on a CUDA device that copies and zeroes as late as possible."""
 
     fake: FakeCuda
 
@@ -407,7 +407,7 @@ class CoreOnCuda(Core):
     def teardown(self) -> None:
         try:
             super().teardown()
-        finally:  # nothing of it may come to the next driver
+        finally:  # no state may reach the next driver
             for name in ("client", "pool", "device"):
                 self.__dict__.pop(name, None)
 

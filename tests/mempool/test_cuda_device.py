@@ -89,7 +89,7 @@ def test_memory_is_taken_from_the_device_and_returned(fake: FakeCuda) -> None:
     assert fake.live_bytes() == 3 * MIB
     assert memory.reserve(2 * MIB) == 0
     assert memory.reserve(0) == 0
-    assert device.errors == 0  # to be out of memory is none
+    assert device.errors == 0  # out of memory is no error
     memory.release(address, 3 * MIB)
     assert device.memory() == (4 * MIB, 4 * MIB)
 
@@ -104,7 +104,7 @@ def test_addresses_are_aligned_whatever_the_driver_returns(
     addresses = [memory.reserve(10_000, alignment) for _ in range(4)]
     assert all(address != 0 and address % alignment == 0 for address in addresses)
     for address in addresses:
-        memory.zero(address, 10_000)  # all of it is the device's
+        memory.zero(address, 10_000)  # the whole range belongs to the device
     assert memory.synchronize()
     for address in addresses:
         memory.release(address, 10_000)
@@ -123,7 +123,7 @@ def test_address_moved_up_for_alignment_is_freed_correctly_when_reused(fake: Fak
             address = memory.reserve(MIB)
             seen[given].add(address)
             memory.release(address, MIB)
-    assert seen[256] & seen[512]  # or nothing has been tested
+    assert seen[256] & seen[512]  # otherwise the test is void
     assert fake.live_allocations == 0
 
 
@@ -159,7 +159,7 @@ def test_copies_and_zeros_are_done_in_the_order_of_their_stream(fake: FakeCuda) 
     fake.write(stream, address, 512, 7)
     memory.copy(address + 512, address, 512, stream)
     memory.zero(address, 512, stream)
-    ctypes.memset(address, 1, 1024)  # nothing of that has happened yet
+    ctypes.memset(address, 1, 1024)  # no queued task has run yet
     fake.finish(stream)
     assert bytes_at(address, 1024) == bytes(512) + b"\x07" * 512
 

@@ -116,7 +116,10 @@ def test_a_single_thread_wins_a_race_of_bindings(fake: FakeCuda) -> None:
 def test_calls_after_the_shutdown_of_the_driver_do_nothing_and_complain_of_nothing(
     fake: FakeCuda, symbol: str | None, code: int
 ) -> None:
-    """Whichever call notices it first, and the driver is asked no more; None: all of it is shut down."""
+    """Any call may notice the shutdown first; later calls skip the driver.
+
+    None: all functions are shut down.
+    """
     device, stream = fake.device(), fake.stream()
     memory = calls(fake, device)
     address, event = memory.reserve(4096), memory.record(stream)
@@ -165,7 +168,7 @@ def test_failing_driver_start_names_the_reason_and_the_remedy(
     fake: FakeCuda, tmp_path: Path, code: int, says: str
 ) -> None:
     """The same wherever a device is requested, and the driver is tried again the next time."""
-    other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # one that nobody has started
+    other = FakeCuda(shutil.copy(fake.driver, tmp_path))  # an unstarted driver
     for symbol in ("cuInit", "cuDeviceGetCount"):
         other.fail(symbol, code)
         for make in (

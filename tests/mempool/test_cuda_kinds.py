@@ -350,7 +350,7 @@ def test_page_remains_mapped_after_a_failed_unmap(fake: FakeCuda) -> None:
 # --- waiting lets Python run
 
 
-#: What waits for the pool's lock, of whatever its thread waits for: by name.
+#: Functions that wait for the pool's lock, by name.
 WAITING: dict[str, Callable[[Pool], Any]] = {
     "step": lambda pool: pool.step(),
     "dynamic": lambda pool: pool.dynamic().__enter__(),
@@ -390,10 +390,10 @@ def test_waiting_for_the_device_releases_the_interpreter_lock(fake: FakeCuda, ca
             else:
                 waiting = threading.Thread(target=pool.allocate, args=(90 * MIB,), kwargs={"stream": stream})
                 waiting.start()
-                time.sleep(0.02)  # in which there are a few ticks, whoever holds the interpreter then
+                time.sleep(0.02)  # enough for a few ticks
                 WAITING[call](pool)
                 waiting.join()
-            assert len(ticks) > 8  # of sixty, where nothing else runs
+            assert len(ticks) > 8  # of sixty on an idle machine
         assert fake.calls("cuCtxSynchronize") > 0
         fake.slow("cuCtxSynchronize", 0)
 

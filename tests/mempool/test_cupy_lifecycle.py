@@ -1,4 +1,4 @@
-"""CuPy's buffers end anywhere: in other threads, garbage collections, forked children, at the very end."""
+"""CuPy's buffers freed in other threads, garbage collections, forked children, and at the end of Python."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Player:
 def test_against_a_naive_model(
     current_library: Path, actions: list[tuple[str, int, int]], sizes: list[int]
 ) -> None:
-    """Devices, streams, views, frees in other threads, replay, in any order: live buffers are apart."""
+    """With devices, streams, views and frees in other threads in any order, live buffers are disjoint."""
     player = Player(Current(current_library), sizes)
     for action, *arguments in actions:
         getattr(player, action)(*arguments)

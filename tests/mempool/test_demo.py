@@ -1,4 +1,4 @@
-"""The demonstration: the pool changes nothing but memory and time."""
+"""The demonstration: the pool changes only memory and time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_reserved_memory_is_the_peak_load_and_persistent_buffers(done: Race) -> 
 
 
 def test_every_json_key_is_documented(done: Race) -> None:
-    """Keys are an interface: docs/cli.md has each of them, and the object is JSON."""
+    """Keys are an interface: docs/cli.md lists each of them."""
     documented = set(re.findall(r"`([a-z0-9_]+)`", DOCS.read_text()))
     assert json.loads(json.dumps(done.answer())).keys() <= documented
 
@@ -59,7 +59,7 @@ def test_demo_without_a_gpu_trains_in_numpy(capsys: pytest.CaptureFixture[str]) 
 def test_failing_process_is_a_single_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 4 and the last words of the process."""
+    """The exit code is 4, and stderr has the last line of the process."""
     monkeypatch.setattr(module, "WORKER", ("-c", "raise SystemExit('no such luck')"))
     with pytest.raises(WorkerError, match="no such luck"):
         race("numpy", marks=True, steps=1, turns=5, show=lambda _: None)

@@ -1,4 +1,4 @@
-"""Envelopes: iterations of more sizes than merit a plan each share one plan, with slots for the largest."""
+"""Envelopes: iterations of many sizes share one plan, whose slots fit the largest sizes."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_iterations_of_any_length_hit(pool: Pool) -> None:
 
 
 def test_longest_length_seen_is_planned_for(pool: Pool) -> None:
-    longest = {60: 2000, 90: 2000, 351: 2000}  # when all have hit for long, and when it has long not come
+    longest = {60: 2000, 90: 2000, 351: 2000}  # iterations with the longest batch
     iteration = batches(programs.Watched(pool), lambda number: longest.get(number, any_length(number)))
     run(pool, iteration, 60, marks=True)
     assert sum(missed(pool, iteration, 60, 1).values()) > 20
@@ -205,7 +205,7 @@ def test_longest_length_seen_is_planned_for(pool: Pool) -> None:
 
 def test_iterations_that_leave_out_allocations_follow_the_envelope(pool: Pool) -> None:
     memory, lengths = programs.Watched(pool), [any_length(number % LEARNED) for number in range(2 * LEARNED)]
-    lengths[60] = 2000  # so that the planner looks again
+    lengths[60] = 2000  # wakes the planner
     batch = batches(memory, lengths.__getitem__)
 
     def iteration(number: int) -> None:
@@ -252,7 +252,7 @@ def test_envelope_beside_another_variant_leaves_at_most_a_buffer_unplanned(pool:
     seen = max(any_length(number) for number in range(3 * LEARNED))
     later = [number for number in range(250, 300) if any_length(number) <= seen]
     lost = missed(pool, lambda number: iteration(later[number]), 0, len(later))
-    # How many iterations the output of one that the other kind follows outlives, differs.
+    # Outputs live for a different number of iterations if the other variant follows.
     assert lost.keys() <= {"dynamic"}
     assert lost.get("dynamic", 0) <= len(later)
 
@@ -345,7 +345,7 @@ def test_damaged_least_sizes_in_a_file_are_refused(
         Pool(simulated(), background=False, plan=path)
 
 
-# --- what is known joins what is seen
+# --- known and observed patterns
 
 
 def seen(sizes: Sequence[int], least: Sequence[int] | None = None) -> Pattern:

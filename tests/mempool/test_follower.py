@@ -28,7 +28,7 @@ def core() -> Core:
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """Run in a thread that has wholly ended: joined before the thread-local state is destroyed."""
+    """Run in a thread, and wait until its thread-local state is destroyed, which `join` does not."""
     thread = threading.Thread(target=work)
     thread.start()
     task = Path(f"/proc/self/task/{thread.native_id}")
@@ -147,7 +147,7 @@ def test_threads_doing_equal_work_do_not_disturb_the_replaying_thread(workers: i
                 for name, count in core.outcomes.items():
                     counts[name] = counts.get(name, 0) + count - before[name]
                 kept.append(address)
-                if len(kept) > 10:  # longer than the lag, so that two in one part are in each other's way
+                if len(kept) > 10:  # more than the lag, so that two threads in the same part conflict
                     core.free(kept.pop(0))
         together.abort()
 
@@ -196,7 +196,7 @@ def test_threads_agree_on_the_iteration_number() -> None:
 
 
 def test_allocations_outside_an_iteration_wait_for_its_mark(core: Core) -> None:
-    """Behind the last planned one, or after the end; a mark that comes twice does no harm."""
+    """Allocations after the last planned one or after the end; a repeated mark has no effect."""
     core.step()
     core.run(SIZES)
     assert core.run(SIZES) == 0

@@ -18,7 +18,7 @@ from mempool.planning import joint_planning
 from mempool.planning.options import OPTIONS
 from mempool.planning.plan_files import read_plans
 
-#: Iterations within which everything is learned, by a planner that looks after each.
+#: Number of iterations until all plans are final, with a run of the planner after each iteration.
 LEARNED = 80
 
 
@@ -134,7 +134,7 @@ def test_buffers_with_random_lifetimes_are_left_unplanned(pool: Pool, memory: pr
             for gradient in gradients:
                 memory.free(gradient)
         fresh = memory.allocate(5000)
-        if chance.random() < 0.2:  # the optimizer's step; without it all is the same up to here
+        if chance.random() < 0.2:  # the optimizer's step; the iteration is the same up to here without it
             for _ in range(3):
                 memory.free(memory.allocate(7 * order(number)))
             while gathered:
@@ -226,7 +226,7 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
 
 
 def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the rejected replacements; gradients are freed later from some iteration on."""
+    """Rejected replacements are not saved. Gradients are freed later from some iteration on."""
     order = at_random((900, 1300, 1900))
     with program() as (pool, memory):
         iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)

@@ -60,7 +60,7 @@ def frugal() -> Iterator[_core.SimulatedDevice]:
 
 @pytest.mark.parametrize("lasts", [1, 5, 16])
 def test_failure_of_any_device_call_loses_nothing(frugal: _core.SimulatedDevice, lasts: int) -> None:
-    """All calls fail from one on, for some iterations of recording, planning and replay; then none fails."""
+    """All device calls fail for some iterations of recording, planning and replay, and then succeed again."""
     refused = -1
     for calls in range(200):
         before = frugal.counts().refusals
@@ -86,7 +86,7 @@ def test_failure_of_any_device_call_loses_nothing(frugal: _core.SimulatedDevice,
             assert pool.report().to_dict()["live_bytes"] == 0
             assert pool.state == "replaying"
         refused = frugal.counts().refusals - before
-        if refused == 0:  # as many as there are
+        if refused == 0:  # all calls have been tried
             break
     assert refused == 0
     assert calls >= 6
@@ -176,11 +176,11 @@ def test_child_forked_in_another_threads_iteration_is_in_no_iteration() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
 
 
-#: Iterations within which a plan is in effect, if nothing else was done before; and that are looked at then.
+#: Iterations until a plan is in effect at the beginning of a program, and number of checked iterations.
 SOON, LOOKED_AT = 40, 10
-#: Of what was allocated before: so many times as much may pass first.
+#: Allocations until a plan, as a multiple of the earlier allocations.
 TIMES = 4
-FORETOLD = 0.1  # of allocations, missed
+MOST_MISSES = 0.1  # largest fraction of missed allocations
 ROUNDS = 20  # of the planner
 EVENTS = 4096
 
@@ -208,7 +208,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Noise:
-    """Never the same."""
+    """Iterations without repetition."""
 
     seed: int
     allocations: int
@@ -216,7 +216,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Load:
-    """Buffers that stay, of one size or of many."""
+    """Allocation of lasting buffers of one size or of many."""
 
     seed: int
     allocations: int
@@ -225,7 +225,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Two iterations in turn: several of the first, then several of the second."""
+    """Alternation between several runs of one iteration and several of another."""
 
     seed: int
     length: int
@@ -273,7 +273,7 @@ class Program:
             case Loop(seed, length):
                 self.repeat([iteration(seed, length)], before)
             case Epochs(seed, length, turns):
-                # Where marks stand between them, each has a plan of its own: they hand nothing to each other.
+                # With marks between them, each has a separate plan: no buffer passes from one to the other.
                 one = iteration(seed, length, hands_on=not self.marks)
                 other = iteration(seed + 1, length + 3, hands_on=not self.marks)
                 self.repeat([*[one] * turns[0], *[other] * turns[1]], before)
@@ -292,7 +292,7 @@ class Program:
                 self.play(one)
         begin = len(self.watcher.hits)
         misses = sum(self.play(one) for _ in range(LOOKED_AT) for one in together)
-        allowed = FORETOLD * (len(self.watcher.hits) - begin) if self.marks and len(together) > 1 else 0
+        allowed = MOST_MISSES * (len(self.watcher.hits) - begin) if self.marks and len(together) > 1 else 0
         note(f"{self.memory.client.state()} {self.memory.client.stats()['outcomes']}")
         assert misses <= allowed
 
@@ -326,7 +326,7 @@ def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, 
             oldest = min(key for key in program.player.live if key[1] >= FOR_GOOD)
             program.watcher.free(program.player.live.pop(oldest))
     program.player.free_all()
-    for _ in range(30 if evaluates else 0):  # another plan is the last one
+    for _ in range(30 if evaluates else 0):  # makes another plan the latest
         for one in (always, always, always, self_contained([3000, 5000, 7000])):
             program.play(one)
     for _ in range(12_000):

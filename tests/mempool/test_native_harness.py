@@ -43,7 +43,7 @@ def stress(
 def test_random_programs_on_threads_keep_every_promise(folder: Path, sanitizer: str, device: str) -> None:
     program = harness(folder, sanitizer)
     hits = 0
-    # Two seeds at least; whether one of them comes to replay a plan is up to the threads' schedule.
+    # Two seeds at least, since the threads' schedule decides whether a seed replays a plan.
     for seed in range(1, 12):
         done = stress(program, device, seed, 2)  # the second round forks
         assert done.returncode == 0, f"seed {seed}: {done.stderr[-3000:]}"

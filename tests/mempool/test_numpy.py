@@ -1,4 +1,4 @@
-"""Installing a pool in NumPy, and the ways in which a program may end, fork or fail meanwhile."""
+"""Installation of a pool in NumPy, and the end, forks and failures of programs with a pool."""
 
 from __future__ import annotations
 

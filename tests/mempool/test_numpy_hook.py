@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True, scope="module")
 def _warm_up() -> None:
-    """NumPy and pytest keep arrays of their own from the first use of some functions: not in a pool."""
+    """Call functions whose first use makes NumPy or pytest keep arrays, which must not be in a pool."""
     np.testing.assert_array_equal(numbers(3), numbers(3))
     gc.collect()
 

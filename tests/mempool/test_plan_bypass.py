@@ -1,4 +1,4 @@
-"""Arenas that a plan does not get or use: refused, outgrown at once, and long unused."""
+"""Arenas that are refused, outgrown in the first iteration, or unused for long."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mempool import Pool, _core
 from mempool.simulate import simulate
 from traces.trace import Trace
 
-#: An envelope's, where no place is for what is due at another position, nor for one an eighth larger.
+#: Sizes of an envelope of which no slot fits the size of another position, nor a size an eighth larger.
 SIZES = [576_000 + 44_800 * k for k in range(120)]
 LEAST = [size - 6400 for size in SIZES]
 LARGER = [size * 9 // 8 for size in SIZES]
 SMALLER = [size - 3200 for size in SIZES]
-EARLY = 32  # positions in which it has to show
-SEVERAL = 6  # buffers by which it does
+EARLY = 32  # positions within which the follower must notice the difference
+SEVERAL = 6  # differing buffers after which the follower notices
 PATIENCE = 256  # allocations
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ def following(**options: int) -> Core:
 
 
 def one_by_one(core: Core, sizes: Sequence[int]) -> int:
-    """Each is freed before the next; how many hit."""
+    """Allocate sizes, and free each buffer before the next allocation; return the hits."""
     before = core.hits
     for size in sizes:
         core.free(core.allocate(size))
@@ -67,7 +67,7 @@ def test_outgrown_iteration_gets_the_arena_memory_and_the_next_has_an_arena_agai
 @pytest.mark.parametrize("page", [0, 4096])
 @pytest.mark.parametrize("stays", [1, 5, SEVERAL, 12])
 def test_arena_memory_is_returned_once_buffers_of_the_last_iteration_are_freed(page: int, stays: int) -> None:
-    """Gradients, for example, are freed after the first batch is allocated."""
+    """An example: gradients are freed after the first batch is allocated."""
     core = following(page=page)
     gradients = [core.allocate(size) for size in SIZES[:stays]]
     core.step()
@@ -105,7 +105,7 @@ def test_pinned_buffer_in_an_arena_without_pages_ends_the_bypass(stays: bool) ->
 
 @pytest.mark.parametrize("position", [0, SEVERAL - 1, SEVERAL, SEVERAL + 1, EARLY - 1])
 def test_late_outgrowth_is_served_by_the_fallback_beside_the_arena(position: int) -> None:
-    """Late: more of the iteration matched the plan than did not."""
+    """The difference comes late: most of the iteration matched the plan."""
     core = following()
     before, last = arena_bytes(core), position + SEVERAL
     one_by_one(core, [*SMALLER[:position], *LARGER[position : last - 1]])
@@ -146,7 +146,7 @@ def test_bypass_leaves_the_arena_when_other_clients_share_the_memory() -> None:
 
 
 def longer_and_longer(network: str) -> Trace:
-    """A trace of lengths that grow during part of each period, as data arrive in any order."""
+    """Return a trace of lengths that grow during a part of each period."""
     shares = [0.2 + 0.8 * ((7 * number) % 13) / 12 for number in range(5 * 13)]
     return scaled(network, 2048 * MIB, shares, marks=True)
 
@@ -311,7 +311,7 @@ def test_memory_needed_by_an_unused_plan_only_is_returned(*, marks: bool) -> Non
         large = pool.report().to_dict()["arena_bytes"]
         assert pool.state == "replaying"
         rounds(pool, 9, SMALL_SCALE, memory, marks=marks)
-        assert pool.report().to_dict()["arena_bytes"] == large  # it may come back
+        assert pool.report().to_dict()["arena_bytes"] == large  # the iteration may return
         rounds(pool, 4, SMALL_SCALE, memory, marks=marks)
         assert pool.report().to_dict()["arena_bytes"] <= large * SMALL_SCALE / LARGE_SCALE * 1.1
         assert len(pool.client.patterns()) == 2

@@ -186,7 +186,7 @@ def test_buffers_without_an_offset_are_not_replayed(whole: Path, tmp_path: Path)
 def test_plan_for_another_framework_is_left_aside(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The variable reaches the pools of all frameworks of a program."""
+    """The environment variable applies to the pools of all frameworks in a program."""
     import mempool.numpy
 
     saved, path = read_plans(whole), tmp_path / "torch.plan"
@@ -239,7 +239,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plan_of_another_program_holds_no_more_memory_than_no_plan(
     folder: Path, model: int, planned: int, other: int, scale: int, page: int
 ) -> None:
-    """The parameters are the same, as of one model; the activations are of other batches or other layers."""
+    """The parameters are equal, as for one model; the activations are of other batches or layers."""
     path, parameters, sizes = folder / "other.plan", sizes_of(model, 12), sizes_of(planned, 50)
     with Pool(simulated(page=page), background=False) as pool:
         run(pool, network(programs.Watched(pool), parameters, sizes), 12, marks=True)

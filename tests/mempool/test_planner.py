@@ -83,7 +83,7 @@ def test_plan_without_hits_is_dropped_with_its_arena(
         assert pool.core.stats()["arena_bytes"] == (arena if stays else 0)
         assert (pool.planned is not None) == stays
         before = pool.client.stats()["outcomes"]["hit"]
-        # After a whole recording in vain four times as much comes first, and part of that has passed.
+        # After a recording in vain the pause has four times its length, and a part of the pause is over.
         run(pool, lambda _: programs.layers(memory), 3000, marks=False)
         assert pool.state == "replaying"
         hits = pool.client.stats()["outcomes"]["hit"] - before

@@ -34,7 +34,7 @@ def test_ended_thread_does_not_prolong_the_warm_up(tmp_path: Path) -> None:
         loader = threading.Thread(target=memory.allocate, args=(9000,))
         loader.start()
         loader.join()
-        while Path(f"/proc/self/task/{loader.native_id}").exists():  # its end is told by itself
+        while Path(f"/proc/self/task/{loader.native_id}").exists():  # the pool notices the end of the thread
             time.sleep(0.001)
         run(pool, lambda _: programs.layers(memory), 20, marks=False)
         return memory

@@ -1,4 +1,4 @@
-"""Events that wake the planner's own thread, which looks at nothing unless woken, and its budget."""
+"""Events that wake the planner's thread, which sleeps otherwise, and the planner's budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mempool.planning.planner_thread import ProcessorBudget
 
 
 class Turns:
-    """Counts how often a pool's planner comes back to Python."""
+    """Counts how often a pool's planner returns to Python."""
 
     def __init__(self, pool: Pool) -> None:
         assert pool.planner is not None
@@ -36,7 +36,7 @@ class Turns:
 
 
 def until(done: Callable[[], bool], iteration: Callable[[], None], seconds: float = 120.0) -> None:
-    """Iterate, a little slower than a test would, until a condition holds."""
+    """Run iterations with short pauses until a condition holds."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it was not heard of"
@@ -59,7 +59,7 @@ def test_planner_sleeps_while_the_program_follows_its_plan() -> None:
         turns = Turns(pool)
         deadline = time.monotonic() + 1.5
         until(lambda: time.monotonic() > deadline, lambda: programs.layers(memory))
-        assert turns.count <= 1  # what went on while they began to be counted
+        assert turns.count <= 1  # a turn in progress when the count starts
 
 
 def marked(pool: Pool, memory: programs.Watched, scale: int = 1024) -> Callable[[], None]:
@@ -84,7 +84,7 @@ def test_difference_after_the_end_of_recording_wakes_the_planner() -> None:
                 memory.free(memory.allocate(50_000 + 3_000 * layer))
             assert pool.client.state()["miss_score"] < _core.CHANGED_SCORE
 
-        for _ in range(600):  # long before it would be asked whether anything follows the plan
+        for _ in range(600):  # long before the planner checks whether iterations follow the plan
             epoch()
             time.sleep(0.03)
             if pool.client.state()["recording"]:
@@ -130,10 +130,10 @@ def test_marks_of_a_program_without_repetition_wake_the_planner_ever_more_rarely
         for _ in range(600):
             pool.step()
             unlike_any(memory, sizes)
-            time.sleep(0.001)  # the planner's thread could come back each time
+            time.sleep(0.001)  # leaves time for the planner's thread
         assert pool.client.state()["recording"]
         passed = time.monotonic() - begun
-        assert turns.count < 60 + passed / OPTIONS.turn_seconds  # so often until a look is paid for
+        assert turns.count < 60 + passed / OPTIONS.turn_seconds  # turns until a look is paid
 
 
 def test_plan_now_waits_for_the_background_planner(monkeypatch: pytest.MonkeyPatch) -> None:

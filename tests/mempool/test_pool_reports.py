@@ -143,7 +143,7 @@ def test_later_plan_hides_no_miss_of_an_earlier_plan(pool: Pool) -> None:
 
 
 def test_hits_are_reported_after_the_last_plan_was_dropped(pool: Pool) -> None:
-    """The end of a program that last did something else, for example; later allocations have missed."""
+    """An example: the program ends with other work, whose allocations miss."""
     memory = programs.Watched(pool)
     run(pool, lambda _: programs.layers(memory), 10, marks=True)
     before = pool.report().to_dict()

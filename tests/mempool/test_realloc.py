@@ -118,7 +118,7 @@ def test_growth_in_place_counts_as_an_allocation_for_the_plan() -> None:
     core.client.enter_dynamic()
     other = core.allocate(5_000)
     core.client.leave_dynamic()
-    assert core.client.unplanned_bytes(30_000) == 30_000  # as far as the plan knows
+    assert core.client.unplanned_bytes(30_000) == 30_000  # all bytes are unplanned
     assert reallocate(core, other, 20_000) == other
     core.allocate(30_000)
     assert (core.hits, core.outcomes["dynamic"]) == (2, 1)

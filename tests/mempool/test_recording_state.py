@@ -14,7 +14,7 @@ PAUSES = ("settled", "improvable", "fruitless", "failed")
 
 
 def next_state(state: str, event: str) -> str:
-    """Return the state after an event, by the rules in words."""
+    """Return the state after an event, according to the documented rules."""
     if event == "end" or (state == "idle" and event != "begin"):
         return "idle"
     if event in ("begin", "resume"):

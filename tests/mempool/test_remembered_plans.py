@@ -92,7 +92,7 @@ def test_other_arguments_begin_with_the_newest_plan_of_the_program(
 def test_programs_of_every_start_follow_their_last_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[..., dict[str, Any]]
 ) -> None:
-    """A package that imports NumPy installs the pool before Python has made ``__main__`` of its module."""
+    """A package that imports NumPy installs the pool before Python creates ``__main__`` from its module."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("import numpy")
@@ -153,7 +153,7 @@ def test_a_run_starts_without_a_plan_where_asked(
 def test_relative_cache_folder_counts_from_the_folder_of_the_start(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
-    """The program changes its folder after, or before, the import of the pool."""
+    """The program changes its working folder before or after it imports the pool."""
     script.write_text(f"{begins}\nos.chdir('other')\n{PROGRAM}os.chdir('/')\n")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -193,7 +193,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("cache")
 def test_plan_of_a_changed_program_is_replaced() -> None:
-    """The next run begins with the plan that this run followed, not with the one that it left aside."""
+    """The cache keeps the plan that this run made, not the outdated plan that it loaded."""
     for length in (12, 20):
         with Pool(simulated(), background=False, remember=True) as pool:
             iterate(pool, 12, length)
@@ -232,7 +232,7 @@ def test_a_plan_that_the_device_cannot_replay_is_left_aside(cache: Path) -> None
 
 
 def test_plan_in_a_read_only_folder_is_followed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged plan there is ignored, and a plan that cannot be kept is no reason to lose the trace."""
+    """A damaged plan is ignored, and a plan that cannot be saved does not prevent saving the trace."""
     with Pool(simulated(), background=False, remember=True) as pool:
         iterate(pool, 12)
     [file] = files(cache)
@@ -298,7 +298,7 @@ def test_plan_of_a_short_run_is_not_kept_unasked(
 
 
 def test_plans_made_in_place_of_remembered_ones_are_not_kept(cache: Path) -> None:
-    """They avoid what was alive in one run's arena, and would get larger from run to run."""
+    """Such plans avoid buffers that were alive in one run's arena, and would grow from run to run."""
     with Pool(simulated(), background=False, remember=True) as pool:
         iterate(pool, 12)
     [file] = files(cache)

@@ -33,9 +33,9 @@ def test_idle_memory_is_returned_before_more_is_reserved_the_oldest_first(page: 
     core.free(old)
     core.free(new)
     assert reserved(core) == 3 * MIB // 2
-    core.allocate(3 * MIB // 4)  # is not split off the one, and has no room in the other
+    core.allocate(3 * MIB // 4)  # fits no free range
     assert reserved(core) == 5 * MIB // 4
-    assert core.allocate(MIB // 2) == new  # which is there still
+    assert core.allocate(MIB // 2) == new  # still free
     assert beyond(core) == 0
 
 
@@ -104,7 +104,7 @@ def test_arena_beyond_the_budget_waits_for_room() -> None:
     assert core.client.state()["refusal"] == "limit"
     assert not core.client.request_arena()
     core.free(leaves)
-    for _ in range(8):  # it is not asked for again at every boundary
+    for _ in range(8):  # the pool does not request the arena at every boundary
         core.step()
     assert core.client.request_arena()
     assert core.client.state()["refusal"] == ""

@@ -140,7 +140,7 @@ def test_out_of_memory_is_a_memory_error_with_the_numbers(fake: FakeCuda, pool: 
 def test_driver_errors_other_than_out_of_memory_are_runtime_errors(
     fake: FakeCuda, pool: mempool.rmm.RmmPool
 ) -> None:
-    """A caller who gets an out-of-memory error tries again for ever."""
+    """Callers retry out-of-memory errors without end."""
     fake.fail("cuMemAlloc_v2", 719)
     with pytest.raises(RuntimeError, match=r"cuMemAlloc_v2 .*CUDA_ERROR_LAUNCH_FAILED"):
         current().allocate(32 * MIB)

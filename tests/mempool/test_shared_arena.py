@@ -151,7 +151,7 @@ def test_plan_dropped_by_the_core_stays_dropped(pools: tuple[Pool, Pool]) -> Non
 
 @pytest.mark.parametrize("memory", ["plain", "managed", "growing"])
 def test_plans_take_effect_at_a_moment_without_live_buffers(fake: FakeCuda, memory: str) -> None:
-    """Such a moment is at a boundary of the pool with the smaller arena."""
+    """At a boundary of the pool with the smaller arena there are no live buffers."""
     fake.set_capacity((60 if memory == "managed" else 1000) * MIB)
     with (
         Pool(fake.device(memory=memory), name="work", background=False) as work,

@@ -1,4 +1,4 @@
-"""Several pools on one memory: memory freed by either serves both, and neither disturbs the other's plan."""
+"""Several pools share memory: freed memory serves all pools, and no pool disturbs another's plan."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def alive(pool: Pool) -> tuple[int, int, int]:
 
 def test_buffers_of_a_collected_client_are_counted_by_no_pool(pools: tuple[Pool, Pool]) -> None:
     one, _ = pools
-    gc.freeze()  # what other tests have left need not be looked through each time
+    gc.freeze()  # collections skip the objects of other tests
     try:
-        for _ in range(300):  # more than there are numbers for
+        for _ in range(300):  # more than the number of handles
             gone = Pool(share=one, background=False)
             address = gone.allocate(4096)
             gone.close()
@@ -238,7 +238,7 @@ def test_forced_release_of_the_arena_costs_the_other_pool_no_misses(pools: tuple
     before = one.report().to_dict()["misses_total"]
     assert other.release()
     assert (one.state, other.state) == ("armed", "armed")
-    layers(memory, 10)  # what is left of its iteration
+    layers(memory, 10)  # the rest of its iteration
     one.step()
     layers(memory, 10)
     assert one.state == "replaying"

@@ -167,7 +167,7 @@ def test_streams_without_shared_addresses_do_not_wait_and_a_single_stream_has_no
         core.step()
         assert core.run(SIZES) + core.run(SIZES, stream=5) == 8
         if iteration == 0:
-            first = wait_count(core)  # nobody has watched what the first one did while it was alone
+            first = wait_count(core)  # earlier work of the first stream is unobserved
     assert wait_count(core) == first <= 1
     assert core.device.counts().events_alive <= 1
     core.give_everything_back()

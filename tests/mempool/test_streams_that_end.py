@@ -177,7 +177,7 @@ def test_reuse_after_another_threads_default_stream_waits_for_the_device(fake: F
 
     its = elsewhere(work)
     event = calls.record(its)
-    assert not calls.query(event)  # nobody knows
+    assert not calls.query(event)  # unknown
     stream = fake.stream()
     assert calls.wait(stream, event)
     fake.expect(stream, address, 8, 7)

@@ -1,4 +1,4 @@
-"""Plans that do not pay are withdrawn with one line, and made again after a pause."""
+"""Unprofitable plans are withdrawn with one log line, and made again after a pause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mempool import Pool, _core
 
 
 def run(pool: Pool, sizes: list[int]) -> None:
-    """Run one marked iteration, with a look of the planner."""
+    """Run one marked iteration and the planner."""
     for address in [pool.allocate(size) for size in sizes]:
         pool.free(address)
     pool.step()
@@ -30,7 +30,7 @@ def planned(pool: Pool) -> None:
 
 
 def mixed(pool: Pool, share: float, count: int) -> None:
-    """Run iterations of which this share of the requests follows the plan; other sizes come after."""
+    """Run iterations in which a fraction of the requests follows the plan, followed by other sizes."""
     chance = random.Random(0)
     for _ in range(count):
         follow = int(share * len(SIZES))
@@ -96,7 +96,7 @@ def test_plan_that_makes_iterations_slower_is_withdrawn(
         run(pool, SIZES)
 
     class Slowly:
-        """The client with other times; 0 is an unknown one."""
+        """A client that reports other times; 0: unknown."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(pool.client, name)

@@ -14,7 +14,7 @@ import soak
 
 import build
 
-#: Faults that a world has found: the guard that mends it, and the world.
+#: Faults found by a world: the guard that prevents the fault, and the world.
 FOUND = [
     ("resize_shared", 65, "whole", 2000),
     ("vain_wait", 10, "whole", 3000),

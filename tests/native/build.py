@@ -1,4 +1,4 @@
-"""Builds the native test programs from the packages' sources, without Python; objects are kept by content."""
+"""Build the native test programs from the packages' sources; object files are cached by content."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ os.environ.setdefault("ASAN_OPTIONS", "handle_sigill=1")  # see `flags`
 
 
 def compiler() -> str:
-    """The C++ compiler: $CXX, or c++."""
+    """Return the C++ compiler: $CXX, or c++."""
     return os.environ.get("CXX", "c++")
 
 
-#: Parts of the core that are no part of the simulated world: those on top of it, and for frameworks.
+#: Prefixes of core sources outside the simulated world.
 OUTSIDE_THE_WORLD = ("hook", "torch_", "checked", "c_api")
 
 
-#: Quick builds of these omit the checks of pointers, a third of the compiler's time: the core of the world is
+#: Quick builds of these omit pointer checks, a third of the compile time: the core of the world is
 #: that of "stress", which has the checks.
 TYPED = ("world",)
 
@@ -44,7 +44,7 @@ TYPED = ("world",)
 def flags(
     sanitizer: str, mutations: bool, *, world: bool = False, timed: bool = False, soon: bool = False
 ) -> list[str]:
-    """Compiler flags of one kind of build; `soon`: what compiles soon and runs slowly.
+    """Return the compiler flags of a kind of build; `soon`: a quick build, whose program is slow.
 
     Undefined behaviour is an illegal instruction in a quick build: a call that says which takes the compiler
     a quarter more time. The address sanitizer then names the line.
@@ -63,7 +63,7 @@ def flags(
 
 @functools.cache
 def has_sanitizer(sanitizer: str) -> bool:
-    """Whether the compiler links, and the machine runs, a program with it."""
+    """Return true if a program with the sanitizer can be linked and run."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "a.cpp"), Path(folder, "a")
         source.write_text("int main() { return 0; }\n")
@@ -77,7 +77,7 @@ def has_sanitizer(sanitizer: str) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time build in a folder; the others then find the objects that this one built."""
+    """Let one process at a time build in a folder; later processes find its object files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -89,8 +89,8 @@ def build(
 ) -> Path:
     """Compile tests/native/PROGRAM.cpp with the core.
 
-    "world" has the simulated world's threads in it; what ends in "_bench" is compiled as it is shipped.
-    With `soon`, a build with a sanitizer is not optimised: it is there soon and runs slowly.
+    "world" includes the threads of the simulated world; programs that end in "_bench" are compiled like the
+    shipped modules. With `soon`, builds with a sanitizer are not optimised.
 
     Raises:
         RuntimeError: with the compiler's output.
@@ -103,14 +103,14 @@ def build(
     options += ["-fno-sanitize=null,alignment"] if soon and program in TYPED else []
     with _locked(folder):
         objects = _objects([HERE / f"{program}.cpp"], folder, folders, options)
-        if sanitizer != "none":  # alone, each file shows what it forgets to include
+        if sanitizer != "none":  # separate files show missing includes
             core = [_joined(core, folder)]
         objects += _objects(core, folder, folders, options)
         return _linked(folder / program, objects, options, "-ldl")
 
 
 def _core(*left_out: str) -> list[Path]:
-    """Sources of the core, without the bindings and what needs Python."""
+    """Return the sources of the core that do not need Python."""
     outside = ("bind_", "cupy_", "module", "numpy_", *left_out)
     return [p for p in sorted(CORE.rglob("*.cpp")) if not p.name.startswith(outside)]
 
@@ -127,7 +127,7 @@ def _joined(sources: list[Path], folder: Path) -> Path:
 
 
 def _objects(sources: list[Path], folder: Path, folders: tuple[Path, ...], options: list[str]) -> list[Path]:
-    """The sources, whose headers are in these folders, compiled.
+    """Compile sources with headers in the given folders; return the object files.
 
     Raises:
         RuntimeError: with the compiler's output.
@@ -150,7 +150,7 @@ def _objects(sources: list[Path], folder: Path, folders: tuple[Path, ...], optio
 
 
 def _linked(program: Path, objects: list[Path], options: list[str], *link: str) -> Path:
-    """The objects in one file named after the program and its content.
+    """Link object files; return the file, which is named after the program and its content.
 
     Raises:
         RuntimeError: with the linker's output.
@@ -164,7 +164,7 @@ def _linked(program: Path, objects: list[Path], options: list[str], *link: str) 
 
 
 def build_library(name: str, folder: Path) -> Path:
-    """Compile tests/native/NAME/*.cpp, which need nothing of the core, to a shared library; soon.
+    """Compile tests/native/NAME/*.cpp, which do not use the core, to a shared library by a quick build.
 
     Raises:
         RuntimeError: with the compiler's output.
@@ -173,7 +173,7 @@ def build_library(name: str, folder: Path) -> Path:
 
 
 def build_driver(folder: Path, *, sanitizer: str = "none", defines: tuple[str, ...] = ()) -> Path:
-    """Compile the driver of the stand-in for CUDA to a shared library of its own, whose queues run late.
+    """Compile the driver of the stand-in for CUDA, with late queues, to a separate shared library.
 
     Raises:
         RuntimeError: with the compiler's output.
@@ -185,7 +185,7 @@ def _library(place: Path, folder: Path, sanitizer: str, defines: tuple[str, ...]
     folder.mkdir(parents=True, exist_ok=True)
     options = [*flags(sanitizer, mutations=False, soon=True), "-shared", "-fPIC"]
     options += [f"-D{name}" for name in defines]
-    if sanitizer != "none":  # they guess the size of a library's thread-local memory, at times wildly wrong
+    if sanitizer != "none":  # sanitizers guess the size of a library's thread-local memory, sometimes wrongly
         options.append("-ftls-model=initial-exec")
     texts = b"".join(p.read_bytes() for p in sorted(place.iterdir()))
     key = hashlib.sha256(repr((compiler(), options)).encode() + texts).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""Random worlds around the core for as long as asked; a failing seed is printed and shrunk.
+"""Run random worlds around the core for a given time; print and shrink a failing seed.
 
 python tests/native/soak.py --minutes 30
 """
@@ -18,9 +18,9 @@ from typing import Any
 
 import build
 
-MODES = ("whole", "inside")  # calls as steps, and threads that are stopped inside calls
+MODES = ("whole", "inside")  # threads stop between calls, or inside calls
 STEPS = 3000
-WORLDS = 200  # of one process
+WORLDS = 200  # number per process
 
 
 class WorldError(Exception):
@@ -30,10 +30,10 @@ class WorldError(Exception):
 def worlds(
     program: Path, first: int, count: int, mode: str, *, steps: int = STEPS, **env: str
 ) -> dict[str, Any]:
-    """Run worlds of these seeds; what they did in all.
+    """Run worlds of the given seeds; return the sum of their counters.
 
     Raises:
-        WorldError: with the seed and what was broken.
+        WorldError: a world fails; the error has the seed and the broken rule.
     """
     command = [str(program), "run", str(first), str(count), str(steps), mode]
     variables = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", **env}
@@ -49,7 +49,7 @@ def worlds(
 
 
 def shrunk(program: Path, seed: int, mode: str, *, steps: int = STEPS, **env: str) -> str:
-    """The steps that a failing seed needs, and what happens in them."""
+    """Return the log of a minimal set of steps of a failing seed."""
     command = [str(program), "shrink", str(seed), str(steps), mode]
     return subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, **env}, errors="replace"
@@ -57,7 +57,7 @@ def shrunk(program: Path, seed: int, mode: str, *, steps: int = STEPS, **env: st
 
 
 def soak(program: Path, seconds: float, first: int, jobs: int) -> dict[str, dict[str, float]]:
-    """Worlds until the time is up; by mode, what they did."""
+    """Run worlds for a given time; return the counters by mode."""
     until = time.monotonic() + seconds
     chunks = ((first + WORLDS * k, mode) for k in itertools.count() for mode in MODES)
     sums: dict[str, dict[str, float]] = {mode: {} for mode in MODES}
@@ -80,7 +80,7 @@ def soak(program: Path, seconds: float, first: int, jobs: int) -> dict[str, dict
 
 
 def main() -> int:
-    """Exit status 1 and the failure where there is one."""
+    """Return 1 and print the failure if a world fails."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What is in the source distribution, and in the wheel that is built from it."""
+"""Contents of the source distribution and of the wheel built from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mempool", "solvers", "traces")
-#: Tracked, but no business of somebody who builds from source.
+#: Tracked files that are not part of the source distribution.
 NOT_IN_SDIST = (".ci", ".github", ".pre-commit-config.yaml", ".gitignore")
 
 pytestmark = pytest.mark.packaging
@@ -32,14 +32,14 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def tracked() -> set[str]:
-    """The files of the repository, as they are in the work tree."""
+    """Return the tracked files of the repository."""
     names = run("git", "ls-files", "-z", cwd=ROOT).split("\0")
     return {name for name in names if name and (ROOT / name).exists()}
 
 
 @pytest.fixture(scope="module")
 def built(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution and the wheel that was built from it, by others or here."""
+    """Return a folder with the source distribution and the wheel, built here unless given."""
     if given := os.environ.get("MEMPOOL_DISTRIBUTIONS"):
         return Path(given)
     folder = tmp_path_factory.mktemp("distributions")
@@ -56,7 +56,7 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def test_the_source_distribution_holds_the_repository(built: Path, tracked: set[str]) -> None:
-    """Native sources, tests and docs are in it; the project's own machinery is not; nothing else is."""
+    """The archive has native sources, tests and docs, and no other files."""
     with tarfile.open(only(built, "*.tar.gz")) as archive:
         names = {member.name.split("/", 1)[1] for member in archive.getmembers() if member.isfile()}
     wanted = {name for name in tracked if name.split("/")[0] not in NOT_IN_SDIST} | {"PKG-INFO"}
@@ -64,7 +64,7 @@ def test_the_source_distribution_holds_the_repository(built: Path, tracked: set[
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(built: Path, tracked: set[str]) -> None:
-    """Python files, stubs, markers, native modules, the stand-in and the licence: no source, test or page."""
+    """The wheel has Python files, stubs, markers, native modules, the stand-in and the licence only."""
     with zipfile.ZipFile(only(built, "*.whl")) as archive:
         names = set(archive.namelist())
     ours = {name for name in tracked if name.split("/")[0] in PACKAGES}

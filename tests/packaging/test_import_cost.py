@@ -1,4 +1,4 @@
-"""What `import mempool` brings with it."""
+"""Modules that `import mempool` imports, and memory that it takes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from mempool import _core
 
-#: Packages that only the functions which need them may import.
+#: Packages imported only by the functions that need them.
 HEAVY = ("ortools", "pyarrow", "pandas", "typer", "click", "rich", "torch", "cupy", "hypothesis")
-#: So many modules on top of NumPy's take well under 30 ms; a gate on time would depend on the machine.
+#: Limit on the modules in addition to NumPy's, instead of a time (30 ms), which depends on the machine.
 MOST_MODULES = 60
 
 
 def fresh(code: str, cwd: object) -> str:
-    """What a Python of its own prints; warnings are errors there too."""
+    """Return the output of code in a new Python process, with warnings as errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=str(cwd),
@@ -98,7 +98,7 @@ def test_the_pool_loads_neither_pandas_nor_or_tools_into_a_program(tmp_path: obj
 
 
 def test_the_native_module_takes_little_of_the_room_for_thread_local_words() -> None:
-    """An import fails where all libraries together take more than glibc keeps for those loaded late."""
+    """Imports fail if libraries loaded late exceed the thread-local memory that glibc reserves for them."""
     elf = Path(_core.__file__).read_bytes()
     if elf[:5] != b"\x7fELF\x02":
         pytest.skip("no 64-bit ELF file")

@@ -11,7 +11,7 @@ HEIGHT, WIDTH = 144, 192
 
 
 def take_images(count, rng):
-    """What a camera would deliver: spots on a noisy background, 8 bits."""
+    """Return synthetic 8-bit images of spots on a noisy background."""
     images = rng.normal(30, 6, (count, HEIGHT, WIDTH))
     for image in images:
         for _ in range(12):
@@ -21,7 +21,7 @@ def take_images(count, rng):
 
 
 def gaussian(sigma):
-    """Transform of a normalised Gaussian, centred on the first pixel."""
+    """Return the transform of a normalised Gaussian centred on the first pixel."""
     y = np.fft.fftfreq(HEIGHT)[:, None]
     x = np.fft.rfftfreq(WIDTH)[None, :]
     return np.exp(-2 * (np.pi * sigma) ** 2 * (y**2 + x**2))
@@ -32,14 +32,14 @@ def blur(images, kernel):
 
 
 def foreground(images):
-    """Pixels well above the median of their image."""
+    """Return a mask of the pixels well above the median of their image."""
     middle = np.median(images, axis=(1, 2), keepdims=True)
     spread = images.std(axis=(1, 2), keepdims=True)
     return images > middle + 2 * spread
 
 
 def corners(mask):
-    """Left ends of runs that have nothing above: about one for each cell."""
+    """Return the left ends of runs without a set pixel above: about one for each cell."""
     above = np.zeros_like(mask)
     above[:, 1:] = mask[:, :-1]
     left = np.zeros_like(mask)

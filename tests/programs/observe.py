@@ -1,4 +1,4 @@
-"""Run a program and look at its pool from outside, many times a second: ``observe.py FILE SCRIPT [ARGS]...``.
+"""Run a program and sample its pool many times a second: ``observe.py FILE SCRIPT [ARGS]...``.
 
 Writes a JSON list of samples, each with what is reserved, persistent and planned at one moment, in bytes.
 """

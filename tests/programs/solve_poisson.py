@@ -1,4 +1,4 @@
-"""Solve the Poisson equation on a square by conjugate gradients, without ever building the matrix."""
+"""Solve the Poisson equation on a square by matrix-free conjugate gradients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 
 
 def laplacian(u):
-    """Five-point stencil, zero outside."""
+    """Apply the five-point stencil, with zeros outside the square."""
     padded = np.pad(u, 1)
     return 4 * u - padded[:-2, 1:-1] - padded[2:, 1:-1] - padded[1:-1, :-2] - padded[1:-1, 2:]
 
 
 def charges(n):
-    """Two smooth charges of opposite sign."""
+    """Return two smooth charges of opposite sign."""
     t = np.linspace(0, 1, n)
     x, y = np.meshgrid(t, t)
     return np.exp(-80 * ((x - 0.3) ** 2 + (y - 0.4) ** 2)) - np.exp(-120 * ((x - 0.7) ** 2 + (y - 0.6) ** 2))
 
 
 def conjugate_gradients(apply, b, tolerance, most):
-    """Solve apply(x) = b: x, and the norm of the residual after each iteration."""
+    """Solve apply(x) = b; return x and the norm of the residual after each iteration."""
     x = np.zeros_like(b)
     r = b - apply(x)
     p = r.copy()

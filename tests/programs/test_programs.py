@@ -1,4 +1,4 @@
-"""Two programs that know nothing of the pool: the same results under it, and what it is for."""
+"""Unmodified programs under the pool: equal results, hit rates and reserved memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG_RUNS = {"solve_poisson.py": (512, 500), "count_cells.py": (220,)}
 
 
 def run(*command: object) -> str:
-    """What the command prints; its folder holds none of our packages."""
+    """Run a command in a folder without this project's packages; return its output."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=HERE,
@@ -48,7 +48,7 @@ def reported(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ran:
-    """One program, run without the pool and under it; the recorded trace is in the folder."""
+    """Results of a program with and without the pool; the recorded trace is in the folder."""
 
     program: tuple[str | int, ...]
     printed: str
@@ -65,7 +65,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_results_are_the_same_and_the_steady_state_follows_the_plan(ran: Ran) -> None:
-    """Bit for bit what plain Python prints; without marks, 999 of 1000 allocations hit."""
+    """The output equals that of plain Python; without marks, 999 of 1000 allocations hit."""
     report = reported(ran.folder / "report.json")
     assert report["state"] == "replaying"
     assert report["latest_plan_misses"] < 0.001 * report["hits"], report["misses_by_reason"]
@@ -104,7 +104,7 @@ def test_a_recorded_trace_replays_from_the_first_iterations(ran: Ran) -> None:
 
 
 def test_a_plan_is_in_effect_by_the_eighth_iteration(tmp_path: Path) -> None:
-    """Where an iteration is long enough for the planner to look beside it."""
+    """The iterations are long enough for the planner's thread to run in parallel."""
     report_file = tmp_path / "report.json"
     run(MEMPOOL, "run", "--quiet", "--json", report_file, "solve_poisson.py", 2048, 20)
     report = reported(report_file)

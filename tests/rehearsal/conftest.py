@@ -29,7 +29,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("libraries")
     standin.write_libraries(folder, installation)
     settings = Machine(card("H100"), devices=2, values="copied").settings(installation)
-    settings += ",queues=late,handles=own,arguments=/dev/null"
+    settings += ",queues=late,arguments=/dev/null"
     compiler = compilation.environment(folder / standin.DRIVER)
     return {standin.FOLDER: str(folder), standin.SETTINGS: settings, **compiler}
 

@@ -20,7 +20,7 @@ from mempool.rehearsal import elf
 from mempool.rehearsal.standin import LIBRARY
 
 HANDLER = "mempool_standin_missing"
-#: Symbols of compilers that libraries use where they exist.
+#: Compiler symbols that libraries use if present.
 WEAK = ("_ITM_", "__gmon_start__")
 
 words = st.text("abcXYZ_019", min_size=1, max_size=40)

@@ -255,6 +255,12 @@ def test_checkpoint_of_a_child_process_is_named_and_found(cli: Cli) -> None:
     assert not Path("child.pt").exists()
 
 
+def test_process_that_replaces_itself_and_shares_a_tensor_is_the_program(cli: Cli) -> None:
+    run = rehearse(cli, "", "replaced.py")
+    assert (run["ended"], run["steps"], run["processes"]) == ("steps", 4, [])
+    assert run["peak_allocated_bytes"] >= 4 * MIB
+
+
 def test_workers_and_failed_and_lasting_child_processes(cli: Cli) -> None:
     """A worker of a pool trains on after the steps; an error has its row; no process is left behind."""
     run = rehearse(cli, "--steps 2", "children.py")

@@ -1,12 +1,11 @@
-"""Records the sequences beside it: one steady iteration of real programs, as the pool found it.
+"""Record the sequences in this folder: one steady iteration of each program, as found by the pool.
 
     python tests/sequences/record.py
 
 Needs the extra `torch` and transformers. Each file is in MiniMalloc's format: `lower` and `upper` are the
-events of the iteration at which a buffer comes and goes, two events for each buffer; who outlives its
-iteration goes at an event of a later one. Buffers that stay for good, and small ones, are left out. The
-networks are those of `tests/torch/models.py` on a CPU: in training, in training on fewer samples, and in
-evaluation.
+events of the iteration that allocate and free a buffer, two events for each buffer; a buffer that outlives
+its iteration is freed at an event of a later one. Persistent and small buffers are omitted. The networks are
+those of `tests/torch/models.py` on a CPU: in training, in training with fewer samples, and in evaluation.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STEPS = 24
 
 
 def step_of(network: str, way: str) -> Callable[[int], Any]:
-    """What is done again and again."""
+    """Return the function of one iteration."""
     import torch
 
     sys.path.insert(0, str(HERE.parent / "torch"))
@@ -55,7 +54,7 @@ def step_of(network: str, way: str) -> Callable[[int], Any]:
 
 
 def by_rank(buffers: Buffers) -> Buffers:
-    """The buffers that come and go, in a circle that has their events and no others."""
+    """Return the temporary buffers on a circle whose times are the ranks of their events."""
     from traces import Buffers
 
     stays = buffers.persistent
@@ -69,7 +68,7 @@ def by_rank(buffers: Buffers) -> Buffers:
 
 
 def record(network: str, way: str) -> None:
-    """Write one file."""
+    """Record a program and write its file."""
     import mempool.torch
     from traces.formats.minimalloc import write_csv
 

@@ -77,7 +77,7 @@ _TYPES = {
 
 
 class FakeCuda:
-    """A driver with so many devices, or as it is.
+    """A driver with a number of devices, or in its present state.
 
     Streams belong to the first device's primary context by default.
 

@@ -1,4 +1,4 @@
-"""Pools on a simulated device, and iterations with the planner looking after each."""
+"""Pools on a simulated device, and iterations with a run of the planner after each."""
 
 from __future__ import annotations
 

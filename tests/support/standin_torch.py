@@ -28,7 +28,7 @@ _CAPTURING = threading.RLock()
 
 
 def driver() -> FakeCuda:
-    """The driver below PyTorch, as it is."""
+    """Return the driver below PyTorch, in its present state."""
     return FakeCuda(LIBRARY, None)
 
 

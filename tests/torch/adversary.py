@@ -1,4 +1,4 @@
-"""Swapping by an adversary: random moves at every operation, copies made as late as they may be."""
+"""Swapping with random moves at every operation, and with copies made as late as allowed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resident_bytes(mode: OffloadMode, tensor: Any) -> int:
 
 
 class Copy:
-    """Bytes on the host."""
+    """A copy on the host."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,13 +35,13 @@ class Copy:
         self.dropped = False
 
     def end(self) -> None:
-        """Nobody may use it any more."""
+        """Overwrite the bytes of a copy that is dropped and has no users."""
         if self.dropped and not self.users:
             ctypes.memset(self.data, 0x5A, self.size)
 
 
 class Transfer:
-    """A copy that was asked for, and is perhaps not made yet."""
+    """A requested copy, which may not be made yet."""
 
     def __init__(self, copy: Copy, data: Any, *, out: bool) -> None:
         self.size, self.copy, self.data, self.out = copy.size, copy, data, out
@@ -49,7 +49,7 @@ class Transfer:
 
 
 class LazyEngine:
-    """An engine that copies when it is waited for or at any moment before, and fills what is not there."""
+    """An engine that makes copies at random moments until they are awaited, and fills absent bytes."""
 
     streams = True
 
@@ -62,7 +62,7 @@ class LazyEngine:
         assert not transfer.copy.dropped
         assert transfer.data.nbytes() == transfer.size
         self._asked[transfer.out].append(transfer)
-        for waiting in self._asked:  # some are made now
+        for waiting in self._asked:  # make some copies now
             if waiting and self._random.random() < 0.3:
                 self._make(waiting[self._random.randrange(len(waiting))])
         return transfer
@@ -116,10 +116,10 @@ class LazyEngine:
         return 0.0
 
     def fence(self) -> None:
-        """Nothing runs beside the program."""
+        """Do nothing: no stream runs in parallel with the program."""
 
     def note_stream(self) -> None:
-        """There is one stream, and no graph."""
+        """Do nothing: there is one stream and no graph."""
 
     current_stream = check_reload = begin_capture = end_capture = is_capturing = note_stream
 
@@ -127,10 +127,10 @@ class LazyEngine:
         return contextlib.nullcontext()
 
     def reserve(self, size: int) -> None:
-        """There is nothing that takes long."""
+        """Do nothing: no allocation takes long."""
 
     def end_iteration(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is no memory to return."""
 
     @property
     def host_bytes(self) -> int:
@@ -142,7 +142,7 @@ class LazyEngine:
 
 
 class Adversary(OffloadMode):
-    """Moves anything, as far as a mover lets it, before every operation and at `disturb`.
+    """Make random moves before every operation and in `disturb`, as far as allowed.
 
     After an operation it only lets copies begin, as a plan does: C++ may still use what it had made.
     """
@@ -160,22 +160,22 @@ class Adversary(OffloadMode):
         self._random = random.Random(~seed)
         self.share = share
         self.transfers.min_bytes = least
-        self.offloaded_count = 0  #: how many were sent away
+        self.offloaded_count = 0  #: number of offloaded storages
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)
         self.engine.close()
         for record in self.storages.records.values():
-            record.copy = None  # which is the pool's memory here
+            record.copy = None  # copies are in the pool's memory here
 
     def offload_all(self) -> None:
-        """Move all that may be moved to the host."""
+        """Offload all storages that may be offloaded."""
         for record in list(self.storages.records.values()):
             self.transfers.offload(record)
             self.transfers.release(record)
 
     def disturb(self) -> None:
-        """Move what is known at random."""
+        """Make random moves of the known storages."""
         transfers, choose = self.transfers, self._random
         for record in list(self.storages.records.values()):
             if choose.random() < self.share:
@@ -200,7 +200,7 @@ class Adversary(OffloadMode):
 
 
 def offloaded_range(mode: Adversary) -> torch.Tensor:
-    """The numbers from 1 to 1000, away."""
+    """Return the numbers from 1 to 1000 in an offloaded tensor."""
     tensor = torch.arange(1000.0).add_(1)
     mode.offload_all()
     assert resident_bytes(mode, tensor) == 0

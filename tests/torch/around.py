@@ -1,4 +1,4 @@
-"""An optimizer around another, as frameworks hand them out."""
+"""A wrapper around an optimizer, like those of frameworks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-class Around(torch.optim.Optimizer):
-    """As accelerate's: it passes for PyTorch's, which never made it, and steps only every second time."""
+class OptimizerWrapper(torch.optim.Optimizer):
+    """A wrapper like accelerate's, which skips PyTorch's constructor and makes every second step."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer

@@ -1,4 +1,4 @@
-"""Pools with a limit where operations pass by the mode that swaps."""
+"""Helpers for pools with a limit whose operations bypass the offloading mode."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def small() -> Loop:
-    """A training of some operations, none of them large."""
+def small_loop() -> Loop:
+    """Return a training loop of few operations without large results."""
     return Loop(6, 256)
 
 
 def mode_of(pool: Any) -> OffloadMode:
-    """What swaps for a pool."""
+    """Return the offloading mode of a pool."""
     found: OffloadMode = pool.offloading.mode
     return found
 
 
 def bypass_of(pool: Any) -> Any:
-    """When its operations pass by."""
+    """Return the bypass of a pool's mode."""
     return mode_of(pool).bypass
 
 
-def opened(pool: Any, loop: Loop) -> None:
-    """Train until operations pass by."""
+def open_bypass(pool: Any, loop: Loop) -> None:
+    """Train until the bypass is open."""
     for _ in range(40):
         loop.step()
         if bypass_of(pool).is_open:
@@ -37,8 +37,8 @@ def opened(pool: Any, loop: Loop) -> None:
     raise AssertionError("operations are all seen")
 
 
-def passes(pool: Any, act: Any) -> int:
-    """How many of the last one's operations were not seen, after they could have been learned."""
+def bypassed_count(pool: Any, act: Any) -> int:
+    """Run a function three times; return the number of bypassed operations of the last run."""
     for _ in range(2):
         act()
     before = bypass_of(pool).skipped_operations

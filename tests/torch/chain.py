@@ -1,4 +1,4 @@
-"""A small training of a chain of layers, for a limit to be set on."""
+"""A small training loop with a chain of layers, for tests of limits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 
 class Net(torch.nn.Module):
-    """A chain whose activations are all there is."""
+    """A chain of layers with small parameters, so that activations are most of the memory."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(layers))
 
     def forward(self, x: Any) -> Any:
-        """What comes out of so many rows of 64 numbers."""
+        """Return the output for rows of 64 numbers."""
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
 
 
 class Loop:
-    """Training that is told how large each batch is, or else takes so many rows."""
+    """A training loop with a default number of rows per batch."""
 
     def __init__(self, layers: int = 8, size: int = 1024) -> None:
         torch.manual_seed(0)
@@ -32,7 +32,7 @@ class Loop:
         self._size = size
 
     def step(self, size: int = 0) -> float:
-        """One step; its loss."""
+        """Run one step with a batch of ``size`` rows; return the loss."""
         batch = torch.randn(size or self._size, 64, generator=self.random)
         loss = self.net(batch).square().mean()
         self.optimizer.zero_grad()

@@ -24,7 +24,7 @@ from solvers.rewriting import Graph, Rewriting
 register()
 
 PLAIN = {"inner": "eager"}
-#: A limit under which nothing has to leave: see `force`.
+#: A limit that needs no offloads: see `force`.
 ALL = {"inner": "eager", "limit": 1 << 40}
 
 
@@ -34,7 +34,7 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def force(patch: pytest.MonkeyPatch, decide: Callable[[Graph], Rewriting] | None = None) -> None:
-    """Let all leave that may, or what a function of the graph says, instead of what a limit needs."""
+    """Offload all movable values, or those chosen by a function of the graph, whatever the limit."""
 
     def decided(decider: StepDecider) -> StepDecision:
         if decide is None:

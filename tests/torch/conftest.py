@@ -1,4 +1,4 @@
-"""The observer's library, and processes that train."""
+"""Fixtures: the observer's library, and processes that train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE))  # its helpers: models.py, recorded.py
 
 @pytest.fixture(autouse=True)
 def grad_mode() -> Iterator[None]:
-    """No test leaves PyTorch without gradients: the next one would fail in its place."""
+    """Assert that a test leaves gradients enabled, since otherwise the next test would fail."""
     yield
     if "torch" in sys.modules:
         import torch
@@ -38,7 +38,7 @@ def grad_mode() -> Iterator[None]:
 
 @pytest.fixture
 def everything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled graphs offload all that may leave, whatever the limit."""
+    """Let compiled graphs offload all movable values, whatever the limit."""
     from compiled_programs import force
 
     force(monkeypatch)
@@ -46,7 +46,7 @@ def everything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled graphs offload nothing, whatever the limit."""
+    """Let compiled graphs offload no value, whatever the limit."""
     from mempool.torch.compiled import decide
 
     decidable = decide.decidable
@@ -59,7 +59,7 @@ def nothing_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """PyTorch computes with one thread."""
+    """Let PyTorch compute with one thread."""
     import torch
 
     threads = torch.get_num_threads()
@@ -70,7 +70,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_is_held(one_thread: None, few_objects: None) -> Iterator[None]:
-    """No tensor is left in a pool; this also lets go of pools whose last tensor went after they closed.
+    """Assert that no tensor is in a pool, and release closed pools without tensors.
 
     Programs of other files, which a test runs whole, may have left a tensor somewhere in PyTorch.
     """
@@ -84,7 +84,7 @@ def nothing_is_held(one_thread: None, few_objects: None) -> Iterator[None]:
 
 @pytest.fixture
 def few_objects() -> Iterator[None]:
-    """What other tests have left is not looked through each time that a graph is compiled."""
+    """Freeze the objects of other tests, so that no compilation examines them."""
     gc.collect()
     gc.freeze()
     yield
@@ -93,7 +93,7 @@ def few_objects() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared_isolation() -> Iterator[None]:
-    """One search for caches, and one freeze of existing objects, for all fake runs of a file."""
+    """Search for caches and freeze existing objects once for all fake runs of a file."""
     from mempool.torch.estimate.fake import isolation
 
     with isolation.shared_isolation():
@@ -145,7 +145,7 @@ def fitted(
 
 @pytest.fixture
 def no_vectors() -> Iterator[None]:
-    """Or other kernels would give other last bits: which there are depends on what was measured."""
+    """Disable vector instructions: the choice of kernels depends on measurements and changes rounding."""
     from torch._inductor import config
 
     with config.patch({"cpp.simdlen": 1}):
@@ -154,7 +154,7 @@ def no_vectors() -> Iterator[None]:
 
 @pytest.fixture
 def pool() -> Iterator[TensorPool]:
-    """What counts bytes."""
+    """A pool that counts bytes."""
     import mempool.torch
 
     with mempool.torch.install(device="cpu", mode="record") as pool:
@@ -163,19 +163,19 @@ def pool() -> Iterator[TensorPool]:
 
 @pytest.fixture
 def open_pool() -> Iterator[TensorPool]:
-    """One with a limit, where operations pass by."""
-    from bypassed import opened, small
+    """A pool with a limit and an open bypass."""
+    from bypassed import open_bypass, small_loop
 
     import mempool.torch
 
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, small())
+        open_bypass(pool, small_loop())
         yield pool
 
 
 @pytest.fixture
 def mode() -> Iterator[Adversary]:
-    """One that moves nothing by itself."""
+    """An offloading mode that makes no moves by itself."""
     from adversary import Adversary
 
     with Adversary(3, share=0.0) as mode:
@@ -184,7 +184,7 @@ def mode() -> Iterator[Adversary]:
 
 @pytest.fixture(scope="session")
 def observer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The library that watches addresses, built."""
+    """Path of the library that checks addresses."""
     import build
 
     library = tmp_path_factory.mktemp("observer") / "observer.so"
@@ -196,7 +196,7 @@ def observer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def trained() -> Callable[..., dict[str, Any]]:
-    """What a training process of its own says: ``trained("pool", model="gpt", ...)``."""
+    """Return a function that trains in a separate process: ``trained("pool", model="gpt", ...)``."""
 
     def run(way: str, **setup: Any) -> dict[str, Any]:
         return told_by(HERE / "training.py", way, json.dumps(setup))
@@ -206,7 +206,7 @@ def trained() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """What one process says of several trainings, one after the other."""
+    """Return a function that runs several trainings in one separate process."""
 
     def run(way: str, setups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         said: Any = told_by(HERE / "training.py", way, *map(json.dumps, setups))
@@ -217,6 +217,6 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def forking_process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """The process from which the tests of a file are forked that run alone."""
+    """The process that forks for each separate test of a file."""
     with forking(request.path) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A training loop that departs from its habits, in a process of its own; prints what came out as JSON.
+"""Training loops with irregular steps, run in a separate process; the results are printed as JSON.
 
 python diverging.py plain|marked|unmarked OBSERVER SCENARIO...
 """
@@ -20,14 +20,14 @@ from models import GPT, ResNet
 from torch.nn import functional as F
 from training import digest, keep_slow_plans, observed
 
-#: Steps, and the one after which nothing out of the ordinary happens any more.
+#: Number of steps, and the step from which on all steps are regular.
 STEPS, CALM = 48, 36
-#: Steps of scenarios in which there is more to learn.
+#: Number of steps of scenarios with many variants.
 LONG = 96
 
 
 class Loop:
-    """A model, its optimizer, and one step of training; what scenarios bend."""
+    """A model, its optimizer and a training step, which scenarios modify."""
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
@@ -58,21 +58,21 @@ class Loop:
 
 
 def extra_tensor(loop: Loop, number: int) -> None:
-    """A tensor more, alive through the step, in one step out of sixteen."""
+    """Keep a further tensor through the step, in one step out of sixteen."""
     extra = torch.full((3000,), float(number)) if number % 16 == 9 and number < CALM else None
     loop.step(number)
     assert extra is None or bool((extra == number).all())
 
 
 def logged_clones(loop: Loop, number: int) -> None:
-    """Copies that are kept."""
+    """Keep copies of a parameter for a log."""
     loop.step(number)
     if number % 8 == 5 and number < CALM:
         loop.kept.append((loop.model.head.weight.detach().clone(), loop.losses[-1]))
 
 
 def evaluation(loop: Loop, number: int) -> None:
-    """A pass without gradients in the middle of training."""
+    """Evaluate after some steps, without gradients."""
     loop.step(number)
     if number % 12 == 7 and number < CALM:
         loop.model.eval()
@@ -82,24 +82,24 @@ def evaluation(loop: Loop, number: int) -> None:
 
 
 def last_batch(loop: Loop, number: int) -> None:
-    """Every twelfth batch is smaller."""
+    """Make every twelfth batch smaller."""
     loop.step(number, size=1 if number % 12 == 11 else 4)
 
 
 def lengths(loop: Loop, number: int) -> None:
-    """Two lengths take turns."""
+    """Alternate between two lengths."""
     loop.step(number, length=GPT.length if number % 2 else GPT.length // 2)
 
 
 def random_lengths(loop: Loop, number: int) -> None:
-    """Four lengths in no order; the outputs are kept until there are new ones."""
+    """Draw one of four lengths; keep the outputs until the next step has new ones."""
     _late_gradients(
         loop, number, random.Random(number).choice([GPT.length // 4 * part for part in (1, 2, 3, 4)])
     )
 
 
 def any_lengths(loop: Loop, number: int) -> None:
-    """Hardly a length comes twice; the longest and the shortest one come early."""
+    """Draw one of many lengths; the longest and the shortest come early."""
     early = {2: GPT.length, 5: GPT.length // 2}
     _late_gradients(
         loop, number, early.get(number, random.Random(number).randint(GPT.length // 2, GPT.length))
@@ -110,7 +110,7 @@ def _late_gradients(loop: Loop, number: int, length: int) -> None:
     words = loop.data(number, length=length)
     outputs = loop.outputs(words)
     loss = F.cross_entropy(outputs.flatten(0, 1), words[:, 1:].flatten())
-    loop.optimizer.zero_grad()  # so late that the last gradients are alive until here
+    loop.optimizer.zero_grad()  # after the forward pass, so that the previous gradients are alive during it
     loss.backward()
     loop.optimizer.step()
     loop.losses.append(loss.item().hex())
@@ -118,7 +118,7 @@ def _late_gradients(loop: Loop, number: int, length: int) -> None:
 
 
 def gathered(loop: Loop, number: int) -> None:
-    """The optimizer steps after some of the batches, nobody knows which."""
+    """Accumulate gradients over a random number of batches."""
     loss = loop.loss(loop.data(number))
     loss.backward()
     if random.Random(number).random() < 0.4:
@@ -128,7 +128,7 @@ def gathered(loop: Loop, number: int) -> None:
 
 
 def exception(loop: Loop, number: int) -> None:
-    """A step that ends half-way."""
+    """End some steps early by an exception."""
     if number % 16 == 9 and number < CALM:
         with contextlib.suppress(ZeroDivisionError):
             loop.loss(loop.data(number)).backward()
@@ -138,7 +138,7 @@ def exception(loop: Loop, number: int) -> None:
 
 
 def out_of_memory(loop: Loop, number: int) -> None:
-    """A request that cannot be served, half-way."""
+    """End some steps early by running out of memory."""
     if number % 16 == 9 and number < CALM:
         with contextlib.suppress(RuntimeError):
             loss = loop.loss(loop.data(number))
@@ -149,7 +149,7 @@ def out_of_memory(loop: Loop, number: int) -> None:
 
 
 def second_model(loop: Loop, number: int) -> None:
-    """Another network is trained for a while, from the middle on."""
+    """Train a second network for twelve steps."""
     loop.step(number)
     if number == 20:
         loop.kept.append(ResNet(8))
@@ -161,7 +161,7 @@ def second_model(loop: Loop, number: int) -> None:
 
 
 def saved(loop: Loop, number: int) -> None:
-    """Checkpoints are written."""
+    """Write checkpoints."""
     loop.step(number)
     if number % 16 == 9 and number < CALM:
         buffer = io.BytesIO()
@@ -170,7 +170,7 @@ def saved(loop: Loop, number: int) -> None:
 
 
 def frozen(loop: Loop, number: int) -> None:
-    """Half of the parameters stop learning: the pattern changes for good."""
+    """Freeze half of the parameters at one step, which changes the pattern for all later steps."""
     if number == 16:
         for parameter in itertools.islice(loop.model.parameters(), 12):
             parameter.requires_grad_(False)
@@ -178,7 +178,7 @@ def frozen(loop: Loop, number: int) -> None:
 
 
 def scheduled(loop: Loop, number: int) -> None:
-    """The learning rate changes."""
+    """Change the learning rate by a scheduler."""
     if number == 0:
         loop.kept.append(torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, STEPS))
     loop.step(number)
@@ -195,7 +195,7 @@ SCENARIOS: dict[str, Callable[[Loop, int], None]] = {
 
 
 def numbers(name: str, pool: Any, *, marks: bool) -> Iterator[int]:
-    """The steps; the planner gets time, as in a longer run."""
+    """Yield the numbers of the steps; run the planner after each."""
     for number in range(LONG if name in ("random_lengths", "any_lengths", "gathered") else STEPS):
         yield number
         if marks:
@@ -205,7 +205,7 @@ def numbers(name: str, pool: Any, *, marks: bool) -> Iterator[int]:
 
 
 def results(name: str, pool: Any = None, *, marks: bool = False) -> dict[str, Any]:
-    """What a scenario comes to; with a pool, also the misses until the end of each step."""
+    """Run a scenario; return its results and, with a pool, the total misses at the end of each step."""
     torch.manual_seed(0)
     loop, misses = Loop(pool), []
     for number in numbers(name, pool, marks=marks):

@@ -1,4 +1,4 @@
-"""Jobs that are tried without memory, and the same programs on real tensors as a user would write them."""
+"""Jobs for estimates, and the same programs on real tensors as a user would write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WithLoss(nn.Module):
-    """A model of `models.py` that returns its loss, as those of transformers do."""
+    """A model of `models.py` that returns its loss, like models of transformers."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class WithLoss(nn.Module):
 
 
 class Dropping(nn.Module):
-    """Blocks with dropout, whose random numbers a checkpoint must draw again alike."""
+    """Blocks with dropout, whose random numbers a checkpoint must reproduce."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Dropping(nn.Module):
 
 
 def llama() -> nn.Module:
-    """A small Llama with three layers."""
+    """Return a small Llama with three layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -63,7 +63,7 @@ def llama() -> nn.Module:
 
 
 def words(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of `llama`."""
+    """Return inputs of `llama`."""
     given = torch.randint(0, 500, (batch, 40))
     return (), {"input_ids": given, "labels": given}
 
@@ -80,7 +80,7 @@ def rows(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (torch.randn(batch, 64),), {}
 
 
-#: By name: what makes a model, and its inputs for a batch.
+#: Constructor of each model, and its inputs by batch size.
 PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "gpt": (lambda: WithLoss(GPT()), gpt_inputs),
     "resnet": (lambda: WithLoss(ResNet()), pictures),
@@ -90,7 +90,7 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 def job_of(program: str, *, device: str = "cpu", batch: int = 8, **more: Any) -> Job:
-    """A job of one of `PROGRAMS`, with AdamW unless told otherwise."""
+    """Return a job of one of `PROGRAMS`, with AdamW by default."""
     model, inputs = PROGRAMS[program]
     return Job(
         **{"model": model, "inputs": inputs, "batch": batch, "optimizer": torch.optim.AdamW} | more,
@@ -99,22 +99,22 @@ def job_of(program: str, *, device: str = "cpu", batch: int = 8, **more: Any) ->
 
 
 def fit_of(job: Job, limit_bytes: int | None = None) -> Fit:
-    """Estimate a job by a single run: no remedies, no largest batch."""
+    """Estimate a job without remedies and without a search for the largest batch."""
     return fit_job(job, limit_bytes, remedies=False, largest=False, allocators=("pytorch",))
 
 
 @dataclass
 class Written:
-    """A training program on real tensors, with places for what a remedy tells to write.
+    """A training program on real tensors that can be changed by the code of a remedy.
 
     Attributes:
         program: one of `PROGRAMS`.
-        change: done to the model once it is made.
-        optimizer: of parameters.
-        around: the forward runs in it.
-        parts: batches whose gradients add up.
-        drop: whether output and loss are let go before the next step.
-        cast: of the floating inputs.
+        change: function applied to the new model.
+        optimizer: constructor of the optimizer, from the parameters.
+        around: context of the forward pass.
+        parts: number of batches whose gradients are accumulated.
+        drop: whether output and loss are deleted before the next step.
+        cast: type of the floating-point inputs.
     """
 
     program: str
@@ -128,7 +128,7 @@ class Written:
     losses: list[float] = field(default_factory=list)
 
     def run(self, steps: int = 2) -> int:
-        """Peak load of the steps after the first, in bytes."""
+        """Return the peak load of the steps after the first, in bytes."""
         make, inputs = PROGRAMS[self.program]
         torch.manual_seed(7)
         model = make()

@@ -1,4 +1,4 @@
-"""Trains by a framework with the callback of `mempool.torch.integrations`; says what was logged and counted.
+"""Train by a framework with the callback of `mempool.torch.integrations`; print logged numbers and counters.
 
 `python integrated.py transformers|lightning|accelerate`: without and with the callback.
 """
@@ -28,7 +28,7 @@ EXAMPLE = r"```python\n([^`]*\ntrainer = Trainer\([^`]*)```"
 
 
 class Run:
-    """A training that keeps the numbers that its logger got, its phases, and a digest of its parameters."""
+    """Results of a training: logged numbers, phases, and a digest of the parameters."""
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ class Run:
 
 
 def transformers(*, pooled: bool) -> dict[str, Any]:
-    """Train a little BERT on batches of many lengths, with the pool by the lines of the page."""
+    """Train a small BERT on batches of many lengths, with the pool used as in the documentation."""
     from transformers import (
         BertConfig,
         BertForSequenceClassification,
@@ -82,7 +82,7 @@ def transformers(*, pooled: bool) -> dict[str, Any]:
     outcomes: list[dict[str, int]] = []  # of the allocations of the training, at the end of each step
 
     class Logger(TrainerCallback):
-        """As those of TensorBoard and W&B, before the callbacks of the user."""
+        """A logging callback like those of TensorBoard and W&B, which run before the user's callbacks."""
 
         def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
             run.logged.append(dict(logs))

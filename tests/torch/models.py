@@ -1,4 +1,4 @@
-"""Networks as people train them, small: what makes a training loop is its shape, not its size."""
+"""Small versions of common networks with their data and losses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Batch = tuple[Tensor, ...]
 class Model(nn.Module):
     """A network with its data and its loss."""
 
-    #: Whether activations are computed again rather than kept.
+    #: Whether activations are recomputed by checkpoints.
     checkpointing = False
 
     def batch(self, number: int, size: int) -> Batch:
-        """The data of one step; the same for the same number."""
+        """Return the data of one step, determined by its number."""
         raise NotImplementedError
 
     def loss(self, *batch: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         raise NotImplementedError
 
     def again(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """The function's value, through a checkpoint if so set."""
+        """Call a function, through a checkpoint if `checkpointing` is set."""
         if self.checkpointing:
             return checkpoint(function, *inputs, use_reentrant=False)
         return function(*inputs)
@@ -55,7 +55,7 @@ class Images(Model):
 
 
 class CNN(Images):
-    """Convolutions one after the other."""
+    """A chain of convolutions."""
 
     def __init__(self, width: int = 32, layers: int = 6) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Residual(nn.Module):
 
 
 class ResNet(Images):
-    """ResNet-18 in shape: four stages of two residual blocks."""
+    """A small ResNet-18: four stages of two residual blocks."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class ResNet(Images):
 
 
 class UNet(Images):
-    """A picture in, a picture out, with skips between that keep activations alive for long."""
+    """A small U-Net, whose skip connections keep activations alive for long."""
 
     classes = 5
 
@@ -153,7 +153,7 @@ class UNet(Images):
 
 
 class Seq2Seq(Model):
-    """LSTM to LSTM with additive attention, a word at a time."""
+    """A model of two LSTMs with additive attention, which reads one word at a time."""
 
     words, length = 200, 12
 
@@ -200,7 +200,7 @@ class _Layer(nn.Module):
 
 
 class GPT(Model):
-    """A decoder with scaled dot product attention."""
+    """A decoder with scaled dot-product attention."""
 
     words, length = 300, 48
 
@@ -240,7 +240,7 @@ class _Transformers(Model):
 
 
 def bert() -> Model:
-    """BERT with a head for masked words."""
+    """Return BERT with a head for masked words."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
@@ -250,7 +250,7 @@ def bert() -> Model:
 
 
 def llama() -> Model:
-    """Llama with grouped keys."""
+    """Return Llama with grouped keys."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Steps of training under the recorder, and what a trace holds, told simply."""
+"""Training steps under the recorder, and simple views of traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traces import EventType, Trace
 
 
 class Step(nn.Module):
-    """A model whose forward is its loss, so that all of it is inside one module."""
+    """A module that returns the loss of a model, so that the whole forward pass is in one module."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def train(
     after: Callable[[Any], None] = lambda _: None,
     **attributes: Any,
 ) -> Any:
-    """Some steps of a model under a mode, which is returned."""
+    """Train a model for some steps under a mode; return the mode."""
     torch.manual_seed(0)
     with FakeTensorMode() if fake else contextlib.nullcontext():
         model = MODELS[name]()
@@ -64,7 +64,7 @@ def train(
 
 
 def recorder(step: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Any:
-    """A recorder that knows the batches from the beginning."""
+    """Return the context of a recorder that knows the batches as inputs."""
 
     @contextlib.contextmanager
     def entered() -> Any:
@@ -75,8 +75,8 @@ def recorder(step: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) ->
     return entered()
 
 
-def told(trace: Trace) -> list[tuple[Any, ...]]:
-    """The events one by one: kind, number of the buffer by age, size, operation, category."""
+def event_tuples(trace: Trace) -> list[tuple[Any, ...]]:
+    """Return (kind, buffer, size, operation, category) of each event."""
     trace.validate()
     names = (*trace.names, None)
     return [
@@ -92,17 +92,17 @@ def marks(trace: Trace) -> list[str]:
     return [trace.names[name] for name in trace.operation[trace.kind == EventType.MARK]]
 
 
-def made(trace: Trace, column: str = "category") -> Counter[str | None]:
-    """How many buffers of each category, module or operation there are."""
+def buffer_counts(trace: Trace, column: str = "category") -> Counter[str | None]:
+    """Count the buffers of each category, module or operation."""
     names = (*trace.names, None)
     return Counter(names[one] for one in getattr(trace, column)[trace.kind == EventType.ALLOC])
 
 
 def accesses(trace: Trace) -> list[tuple[str, str | None, int]]:
-    """EventType, operation and the buffer's size of each read and write."""
-    sizes = {event[1]: event[2] for event in told(trace) if event[0] == "ALLOC"}
+    """Return (kind, operation, size of the buffer) of each read and write."""
+    sizes = {event[1]: event[2] for event in event_tuples(trace) if event[0] == "ALLOC"}
     return [
         (kind, operation, sizes[buffer])
-        for kind, buffer, _, operation, _ in told(trace)
+        for kind, buffer, _, operation, _ in event_tuples(trace)
         if kind in ("READ", "WRITE")
     ]

@@ -19,12 +19,12 @@ class _Module(torch.nn.Module):
 
 
 def function() -> Any:
-    """Return a function that reads numbers by an operation of its own."""
+    """Return a scripted function whose operation reads numbers of a tensor."""
     return torch.jit.script(_numbers)
 
 
 def module() -> Any:
-    """Return a module that reads numbers by an operation of its own."""
+    """Return a scripted module whose operation reads numbers of a tensor."""
     return torch.jit.script(_Module())
 
 

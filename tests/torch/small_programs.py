@@ -1,4 +1,4 @@
-"""Little programs of tensors, made of numbers: what they see must not depend on where storages are."""
+"""Small random programs of tensors, whose results must not depend on the place of storages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REGISTERS = 5
 
 
 class Cube(torch.autograd.Function):
-    """A function of its own, which keeps what it was given and what it made."""
+    """A custom autograd function that saves its input and an intermediate result."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -34,7 +34,7 @@ class Cube(torch.autograd.Function):
 
 
 class Machine:
-    """Registers of square matrices, and what was seen of them."""
+    """Registers of square matrices, and the observed bytes."""
 
     def __init__(self) -> None:
         self.x = [torch.arange(i, i + SIDE * SIDE).float().sin().view(SIDE, SIDE) for i in range(REGISTERS)]
@@ -43,12 +43,12 @@ class Machine:
         self.leaf = torch.ones(SIDE, SIDE, requires_grad=True)
 
     def see(self, value: Any) -> None:
-        """Write down the bytes of a tensor, by operations and `tolist` alone."""
+        """Record the bytes of a tensor, by operations and `tolist` alone."""
         plain = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
         self.seen.append(bytes(plain.clone().contiguous().view(-1).view(torch.uint8).tolist()))
 
     def run(self, program: Sequence[tuple[int, int, int]]) -> None:
-        """Do the instructions; what raises is seen too."""
+        """Run instructions; record errors too."""
         for which, i, j in program:
             function = INSTRUCTIONS[which % len(INSTRUCTIONS)]
             try:
@@ -61,7 +61,7 @@ INSTRUCTIONS: list[Callable[[Machine, int, int], None]] = []
 
 
 def instruction(function: Callable[[Machine, int, int], None]) -> Callable[[Machine, int, int], None]:
-    """One of those that programs are made of."""
+    """Register an instruction."""
     INSTRUCTIONS.append(function)
     return function
 
@@ -204,7 +204,7 @@ def array(m: Machine, i: int, j: int) -> None:
 
 @instruction
 def keeps_array(m: Machine, i: int, j: int) -> None:
-    x = m.x[i].detach()  # arrays keep the tensor, not its memory, which `.data = ` replaces
+    x = m.x[i].detach()  # an array keeps the tensor alive, but `.data =` would replace the tensor's memory
     m.arrays.append(torch.from_dlpack(x) if j % 2 else x.numpy())
 
 
@@ -273,13 +273,13 @@ def sees(m: Machine, i: int, j: int) -> None:
     m.see(_other(m, j).double())
 
 
-def seen_of(
+def run_program(
     program: Sequence[tuple[int, int, int]],
     rounds: int,
     disturb: Callable[[], None],
     step: Callable[[], None],
 ) -> list[Any]:
-    """What a program sees in some rounds, and in the end."""
+    """Run a program for some rounds; return all observed bytes, the final ones included."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         machine = Machine()

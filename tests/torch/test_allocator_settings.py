@@ -1,4 +1,4 @@
-"""The simulated allocator takes the settings that PyTorch takes, and refuses those that it refuses."""
+"""The simulated allocator accepts and refuses the same settings as PyTorch."""
 
 from __future__ import annotations
 

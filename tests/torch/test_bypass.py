@@ -1,4 +1,4 @@
-"""Operations that pass by while nothing has to move: the same results, all known once it has to."""
+"""Operations that bypass the mode while memory suffices, and the return of the mode when it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import small_programs
 from adversary import Adversary, resident_bytes
-from bypassed import MIB, bypass_of, mode_of, opened, small
+from bypassed import MIB, bypass_of, mode_of, open_bypass, small_loop
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mempool.torch
@@ -35,7 +35,7 @@ instructions = st.tuples(
 
 
 class Seen(TorchDispatchMode):
-    """Counts operations, but not what PyTorch gives to modes past the dispatcher: what backwards saved."""
+    """Counts operations, except the detach of saved tensors, which PyTorch passes to modes directly."""
 
     count = 0
 
@@ -48,13 +48,13 @@ class Seen(TorchDispatchMode):
 
 
 def same(program: Any, seed: int, share: float) -> None:
-    """Opened, closed and standing by at any instruction; what is known while it is closed moves at random."""
+    """Assert equal results while the bypass opens, closes and stands by, and storages move, at random."""
     choose = random.Random(seed)
 
     def nothing() -> None:
         pass
 
-    plain = small_programs.seen_of(program, 4, nothing, nothing)
+    plain = small_programs.run_program(program, 4, nothing, nothing)
     with (
         mempool.torch.install(device="cpu", mode="record") as pool,
         Adversary(seed, share=share, client=pool.client) as mode,
@@ -71,7 +71,7 @@ def same(program: Any, seed: int, share: float) -> None:
                 mode.bypass.stand_by()
             mode.disturb()
 
-        offloaded = small_programs.seen_of(program, 4, disturb, mode.step)
+        offloaded = small_programs.run_program(program, 4, disturb, mode.step)
     assert offloaded == plain
 
 
@@ -99,11 +99,11 @@ def test_long_random_programs_are_identical_with_bypass(program: Any, seed: int,
 
 
 def test_training_is_identical_and_nearly_all_operations_are_bypassed() -> None:
-    plain = small()
+    plain = small_loop()
     expected = [plain.step() for _ in range(60)]
     with Seen() as seen:
         plain.step()
-    loop = small()
+    loop = small_loop()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         losses = [loop.step() for _ in range(50)]
         before = pool.report().values["swapping"]["bypassed"]
@@ -113,11 +113,11 @@ def test_training_is_identical_and_nearly_all_operations_are_bypassed() -> None:
     assert passed >= 10 * seen.count
 
 
-# --- once something has to move
+# --- closing the bypass
 
 
 def known(pool: Any) -> dict[int, Any]:
-    """What is known once operations are seen again: all that lives."""
+    """Close the bypass; return the records, and assert that they include all live storages."""
     mode = mode_of(pool)
     mode.operations.close_bypass()
     mode.operations.remove_dead()
@@ -129,17 +129,15 @@ def known(pool: Any) -> dict[int, Any]:
 
 def test_closing_the_bypass_registers_all_living_storages() -> None:
     kept: list[Any] = []
-    loop = small()
+    loop = small_loop()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, loop)
+        open_bypass(pool, loop)
         mode = mode_of(pool)
         for i in range(8):
             loop.step()
             kept.append(torch.full((1024,), float(i)))
         assert mode.storages.find(kept[-1].untyped_storage()) is None
-        hidden = (
-            loop.net(torch.ones(256, 64)).square().mean()
-        )  # whose graph alone has what its backward needs
+        hidden = loop.net(torch.ones(256, 64)).square().mean()  # only its graph holds the saved tensors
         found = known(pool)
         last = [found[id(tensor.untyped_storage())].last for tensor in kept]
         assert last == sorted(last)  # in the order of their last use
@@ -151,7 +149,7 @@ def test_closing_the_bypass_registers_all_living_storages() -> None:
 def test_closing_the_bypass_updates_last_use_and_size() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
         first, second = torch.ones(1000), torch.ones(1000)
-        opened(pool, small())
+        open_bypass(pool, small_loop())
         for _ in range(3):
             second.add_(1)
             first.add_(1)
@@ -165,19 +163,19 @@ def test_closing_the_bypass_updates_last_use_and_size() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_traced_numbers_are_compared_while_the_bypass_is_open() -> None:
-    """Optimizing a trace compares its numbers, which a dispatch mode gets as numbers of Python."""
+    """Optimizing a trace compares its numbers, which reach a dispatch mode as Python numbers."""
     traced = torch.jit.trace(lambda x: torch.stack([(x + 1.0).sum(), (x + 2.0).sum()]), torch.ones(8))
     graph = traced.graph.copy()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, small())
+        open_bypass(pool, small_loop())
         torch._C._jit_pass_constant_pooling(graph)
         assert bypass_of(pool).is_open
 
 
 def test_partly_bypassed_iteration_is_not_recorded() -> None:
-    loop = small()
+    loop = small_loop()
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, loop)
+        open_bypass(pool, loop)
         mode = mode_of(pool)
         before = pool.report().values["swapping"]
 
@@ -198,14 +196,14 @@ def test_partly_bypassed_iteration_is_not_recorded() -> None:
         assert order() == seen + 1
         bypass_of(pool).open()
         mode.operations.close_bypass()
-        with pool.iteration():  # which is seen from its beginning on
+        with pool.iteration():  # recorded from its first operation on
             loop.step()
         assert order() == seen + 2
         del half
 
 
 def hits(pool: Any, loop: Loop, steps: int) -> float:
-    """The part of allocations in batches of many sizes that had their planned place."""
+    """Train on batches of many sizes; return the hit rate."""
     choose = random.Random(steps)
     before = pool.client.stats()["outcomes"]
     for step in range(steps):
@@ -218,7 +216,7 @@ def hits(pool: Any, loop: Loop, steps: int) -> float:
 
 
 def test_pool_plans_while_operations_are_bypassed() -> None:
-    loop = small()
+    loop = small_loop()
     with mempool.torch.install(device="cpu", limit="32MiB", background=False) as pool:
         pool.watch(loop.optimizer)
         hits(pool, loop, 60)
@@ -231,9 +229,9 @@ def test_pool_plans_while_operations_are_bypassed() -> None:
 
 def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, small())
+        open_bypass(pool, small_loop())
         x, weight = torch.ones(4, 32, 32), torch.ones(4, 32, 32, requires_grad=True)
-        for enabled in (False, True):  # what passes by without it may not with it
+        for enabled in (False, True):  # an operation bypassed without autocast must not be bypassed with it
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 for _ in range(4):
                     torch.bmm(x, weight)
@@ -245,9 +243,9 @@ def test_autocast_copies_are_registered_when_the_bypass_closes() -> None:
 
 def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
     sizes = [256] * 30 + [4096] + [256] * 10 + [4096] * 2
-    plain = small()
+    plain = small_loop()
     expected = [plain.step(size) for size in sizes]
-    loop = small()
+    loop = small_loop()
     with mempool.torch.install(device="cpu", limit="8MiB", background=False) as pool:
         losses = [loop.step(size) for size in sizes[:30]]
         assert bypass_of(pool).is_open
@@ -262,7 +260,7 @@ def test_larger_batch_closes_the_bypass_and_keeps_the_limit() -> None:
 
 
 class TestStandby:
-    """Iterations by the pool's plan, which the mode does not see."""
+    """Tests of iterations that follow the pool's plan without the mode."""
 
     @pytest.fixture(autouse=True)
     def nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,10 +282,10 @@ class TestStandby:
         return losses
 
     def test_no_operation_is_compared_in_planned_iterations(self) -> None:
-        plain = small()
+        plain = small_loop()
         expected = [plain.step() for _ in range(60)]
         with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:
-            loop = small()
+            loop = small_loop()
             losses = self.stands_by(pool, loop)
             assert torch._C._len_torch_dispatch_stack() == 0
             before = bypass_of(pool).skipped_operations
@@ -314,7 +312,7 @@ class TestStandby:
             assert pool.client.pool.stats()["reserved"]["peak"] <= 19.5 * MIB * 1.02
 
     def test_mode_is_back_before_kept_tensors_exceed_the_limit(self, pool: Any) -> None:
-        loop = small()
+        loop = small_loop()
         self.stands_by(pool, loop)
         kept = []
         for value in range(24):
@@ -329,7 +327,7 @@ class TestStandby:
     def test_mode_is_on_the_stack_once_after_a_program_disabled_modes(
         self, pool: Any, *, closes: bool
     ) -> None:
-        loop = small()
+        loop = small_loop()
         self.stands_by(pool, loop)
         kept = []
         while torch._C._len_torch_dispatch_stack() == 0:
@@ -351,13 +349,13 @@ class TestStandby:
 
         x = torch.arange(4 * MIB / 16).reshape(4, -1)
         expected = transforms(total)(x)
-        self.stands_by(pool, small())
+        self.stands_by(pool, small_loop())
         assert torch.equal(transforms(total)(x), expected)
         assert not bypass_of(pool).is_open
         assert pool.client.pool.stats()["reserved"]["peak"] <= 16 * MIB * 1.02
 
     def test_mode_stays_back_after_a_departure_in_a_backward_pass(self, pool: Any) -> None:
-        loop = small()
+        loop = small_loop()
         self.stands_by(pool, loop)
         kept: list[Any] = []
         parameter = next(loop.net.parameters())
@@ -368,7 +366,7 @@ class TestStandby:
         kept.clear()
 
     def test_iteration_without_a_place_in_the_plan_brings_the_mode_back(self, pool: Any) -> None:
-        loop = small()
+        loop = small_loop()
         self.stands_by(pool, loop)
         loop.step()  # without the mode, PyTorch may allocate differently, and the pool learns
         loop.step(300)
@@ -387,7 +385,7 @@ class TestStandby:
         assert bypass_of(pool).is_standing_by
 
     def test_mode_that_is_back_outlasts_the_inference_mode_of_its_return(self, pool: Any) -> None:
-        self.stands_by(pool, small())
+        self.stands_by(pool, small_loop())
         with torch.inference_mode():
             kept = [torch.ones(size) for size in (3 * MIB, MIB // 2, MIB // 4)]
         assert torch._C._len_torch_dispatch_stack() == 1
@@ -402,7 +400,7 @@ class TestStandby:
         self, pool: Any, *, closes: bool
     ) -> None:
         """PyTorch restores the modes of the pass's beginning before each node, and after the pass."""
-        self.stands_by(pool, small())
+        self.stands_by(pool, small_loop())
         kept: list[torch.Tensor] = []
         modes: list[int] = []
         few, leaf = torch.ones(3), torch.ones(3, requires_grad=True)
@@ -434,7 +432,7 @@ class TestStandby:
         else:
             zeros = torch.zeros(8, dtype=torch.int32)
             torch.fake_quantize_per_channel_affine(torch.ones(8, 8), torch.ones(8), zeros, 0, 0, 255)
-        loop = small()
+        loop = small_loop()
         for _ in range(20):
             loop.step()
             pool.plan_now()
@@ -442,14 +440,14 @@ class TestStandby:
         assert not bypass_of(pool).is_standing_by
 
     def test_parameters_are_made_after_the_return_of_the_mode(self, pool: Any) -> None:
-        self.stands_by(pool, small())
+        self.stands_by(pool, small_loop())
         kept = [torch.ones(size) for size in (3 * MIB, MIB // 2, MIB // 4)]
         assert torch._C._len_torch_dispatch_stack() == 1
         assert type(copy.deepcopy(torch.nn.Parameter(kept[1]))) is torch.nn.Parameter
 
     def test_removed_mode_is_not_put_back(self) -> None:
         with mempool.torch.install(device="cpu", limit="16MiB", background=False) as pool:
-            self.stands_by(pool, small())
+            self.stands_by(pool, small_loop())
         assert torch._C._len_torch_dispatch_stack() == 0
         with Seen() as seen:
             torch.ones(MIB)
@@ -457,7 +455,7 @@ class TestStandby:
 
 
 class TestBypassOpening:
-    """Iterations of which it is told how much they needed."""
+    """Tests of opening, with given peaks of iterations."""
 
     @pytest.fixture
     def mode(self) -> Iterator[OffloadMode]:
@@ -495,10 +493,10 @@ class TestBypassOpening:
 
 class TestOutOfMemory:
     def test_operation_is_retried_after_all_else_is_evicted(self) -> None:
-        loop = small()
+        loop = small_loop()
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             kept = [torch.full((MIB // 4,), float(i)) for i in range(8)]
-            opened(pool, loop)
+            open_bypass(pool, loop)
             source = torch.arange(MIB // 4).float()
             for _ in range(2):
                 twice = source + source
@@ -520,12 +518,12 @@ class TestOutOfMemory:
     def test_drawing_or_writing_operation_is_not_retried(
         self, operation: str, learned: bool, seen: bool
     ) -> None:
-        """A first call with an unallocated output has already given the output a shape."""
+        """The first call with an unallocated output has given the output its shape."""
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
             if seen:
                 mode_of(pool).bypass = None
             else:
-                opened(pool, small())
+                open_bypass(pool, small_loop())
             source = torch.ones(MIB // 4)
             outs = [torch.empty(0) for _ in range(64)]
 
@@ -545,7 +543,7 @@ def test_bypassed_iterations_end_for_the_host_memory_too(
 ) -> None:
     ends = list[int]()
     monkeypatch.setattr(mode_of(open_pool).engine, "end_iteration", lambda: ends.append(1))
-    loop = small()
+    loop = small_loop()
     for _ in range(3):
         loop.step()
     assert len(ends) == 3

@@ -1,4 +1,4 @@
-"""What is seen though operations pass by: others are to see it, or nobody knows what it takes."""
+"""Operations that never bypass the mode: other modes need them, or their memory is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from bypassed import MIB, bypass_of, mode_of, opened, passes, small
+from bypassed import MIB, bypass_of, bypassed_count, mode_of, open_bypass, small_loop
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mempool.torch
@@ -30,7 +30,7 @@ class Other(TorchDispatchMode):
 
 
 class Doubled(torch.Tensor):
-    """Made of another tensor, of which it says that it is twice as much."""
+    """A wrapper tensor whose value is twice that of the inner tensor."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -48,22 +48,22 @@ class Doubled(torch.Tensor):
 class TestBypassExclusions:
     def test_tensor_subclass(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(open_pool, lambda: x + 1) == 1
+        assert bypassed_count(open_pool, lambda: x + 1) == 1
         y = Doubled(x)
         assert all(torch.equal(y + 1, torch.full((100,), 3.0)) for _ in range(3))
 
     def test_mode_entered_later(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(open_pool, lambda: x + 1) == 1
+        assert bypassed_count(open_pool, lambda: x + 1) == 1
         with Other() as other:
-            assert passes(open_pool, lambda: x + 1) == 0
+            assert bypassed_count(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
     def test_mode_that_replaces_ours(self, open_pool: Any) -> None:
         x = torch.ones(100)
-        assert passes(open_pool, lambda: x + 1) == 1
+        assert bypassed_count(open_pool, lambda: x + 1) == 1
         with _disable_current_modes(), Other() as other:
-            assert passes(open_pool, lambda: x + 1) == 0
+            assert bypassed_count(open_pool, lambda: x + 1) == 0
         assert other.seen == [torch.ops.aten.add.Tensor] * 3
 
     @pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered")
@@ -80,35 +80,35 @@ class TestBypassExclusions:
     def test_fake_tensor(self, open_pool: Any) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-        assert passes(open_pool, lambda: torch.ones(100)) == 1
+        assert bypassed_count(open_pool, lambda: torch.ones(100)) == 1
         with FakeTensorMode():
             assert all(isinstance(torch.ones(100), FakeTensor) for _ in range(3))
 
     def test_data_dependent_size(self, open_pool: Any) -> None:
         x = torch.ones(1000)
-        assert passes(open_pool, lambda: x.nonzero()) == 0
-        assert passes(open_pool, lambda: x[x > 0]) == 1  # the comparison
+        assert bypassed_count(open_pool, lambda: x.nonzero()) == 0
+        assert bypassed_count(open_pool, lambda: x[x > 0]) == 1  # the comparison
 
     def test_size_from_a_float(self, open_pool: Any) -> None:
         ends = iter((10.0, 20.0, 1e5))
-        assert passes(open_pool, lambda: torch.arange(0.0, next(ends))) == 0
-        assert passes(open_pool, lambda: torch.full((10,), random.random())) == 1
+        assert bypassed_count(open_pool, lambda: torch.arange(0.0, next(ends))) == 0
+        assert bypassed_count(open_pool, lambda: torch.full((10,), random.random())) == 1
 
     def test_size_from_present_memory(self, open_pool: Any) -> None:
         source, out = torch.ones(100), torch.empty(100)
-        assert passes(open_pool, lambda: torch.add(source, source, out=out)) == 0
-        assert passes(open_pool, lambda: torch.arange(0.0, 100.0, out=out)) == 0
-        assert passes(open_pool, lambda: out.resize_(50)) == 0
+        assert bypassed_count(open_pool, lambda: torch.add(source, source, out=out)) == 0
+        assert bypassed_count(open_pool, lambda: torch.arange(0.0, 100.0, out=out)) == 0
+        assert bypassed_count(open_pool, lambda: out.resize_(50)) == 0
 
     def test_memory_shared_by_results(self, open_pool: Any) -> None:
         x = torch.eye(10)
-        assert passes(open_pool, x.to_sparse) == 0
-        assert passes(open_pool, lambda: torch._lazy_clone(x)) == 0  # which both go on using
+        assert bypassed_count(open_pool, x.to_sparse) == 0
+        assert bypassed_count(open_pool, lambda: torch._lazy_clone(x)) == 0  # both tensors use the memory
 
     def test_first_call_of_each_shape_stride_and_type(self, open_pool: Any) -> None:
         base = torch.ones(20, 1536)
-        thin = base[:, 0]  # with strides that are as large as the other's side
-        assert passes(open_pool, lambda: thin + 1) == 1
+        thin = base[:, 0]  # its stride equals the number of columns of the base
+        assert bypassed_count(open_pool, lambda: thin + 1) == 1
         for other in (
             base,
             thin[:10],
@@ -121,7 +121,7 @@ class TestBypassExclusions:
             _ = other + 1
             assert bypass_of(open_pool).skipped_operations == seen
         numbers = torch.ones(100, dtype=torch.int32)
-        assert passes(open_pool, lambda: numbers / 2) == 1
+        assert bypassed_count(open_pool, lambda: numbers / 2) == 1
         torch.set_default_dtype(torch.float64)
         try:
             seen = bypass_of(open_pool).skipped_operations
@@ -134,10 +134,10 @@ class TestBypassExclusions:
         with torch.library._scoped_library("mempool_bypass_test", "FRAGMENT") as library:
             library.define("number(int x) -> int")
             library.impl("number", lambda x: x, "CompositeExplicitAutograd")
-            assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.number(1)) == 0
+            assert bypassed_count(open_pool, lambda: torch.ops.mempool_bypass_test.number(1)) == 0
 
     def test_redefined_operator(self, open_pool: Any) -> None:
-        """Its schema may lie where that of the other lay."""
+        """The schema of the new operator may have the address of the old schema."""
         name, operators = "mempool_bypass_test", torch.ops.mempool_bypass_test
         for schema, value in (("(int x) -> int", 1), ("(Tensor x) -> Tensor", torch.ones(1000))) * 3:
             before = bypass_of(open_pool).skipped_operations
@@ -151,7 +151,7 @@ class TestBypassExclusions:
 
     def test_foreign_memory(self) -> None:
         with mempool.torch.install(device="cpu", limit="64MiB", background=False) as pool:
-            opened(pool, small())
+            open_bypass(pool, small_loop())
             x = torch.ones(MIB)
             kept, others = [x + 1], []
             for _ in range(8):
@@ -166,7 +166,7 @@ class TestBypassExclusions:
 
     def test_foreign_memory_met_by_an_unknown_view(self, open_pool: Any) -> None:
         x, mode = torch.ones(MIB), mode_of(open_pool)
-        assert passes(open_pool, lambda: x.add_(1)) == 1
+        assert bypassed_count(open_pool, lambda: x.add_(1)) == 1
         before, foreign = mode.storages.foreign_bytes, torch.from_numpy(np.ones(MIB, np.float32))
         torch._neg_view(foreign)
         foreign.add_(1)
@@ -177,7 +177,7 @@ class TestBypassExclusions:
             library.define("twice(Tensor x) -> Tensor")
             library.impl("twice", lambda x: x + x, "CPU")
             x = torch.ones(10)
-            assert passes(open_pool, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
+            assert bypassed_count(open_pool, lambda: torch.ops.mempool_bypass_test.twice(x)) == 0
 
     def test_saved_tensor_hooks(self, open_pool: Any) -> None:
         packed: list[Any] = []

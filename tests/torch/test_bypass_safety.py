@@ -1,4 +1,4 @@
-"""While operations pass by nothing is moved, lost or left: blank memory, threads, children, Ctrl-C."""
+"""Safety of the open bypass: unwritten memory, threads, child processes and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from adversary import resident_bytes
-from bypassed import MIB, bypass_of, mode_of, opened, passes, small
+from bypassed import MIB, bypass_of, bypassed_count, mode_of, open_bypass, small_loop
 
 import mempool.torch
 from mempool.errors import UsageError
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def test_unwritten_storage_is_not_registered_even_with_a_view(open_pool: Any) -> None:
-    """Functions of C++ write into it next, past the dispatcher."""
+    """C++ functions write into such a storage next, without the dispatcher."""
     for _ in range(3):
         blank, viewed, written = torch.empty(2048), torch.empty(2048), torch.ones(2048)
         view = viewed.view(2, 1024)
@@ -43,12 +43,12 @@ def test_written_storage_is_evictable(open_pool: Any) -> None:
     learned = torch.ones(4000)
     for _ in range(3):
         learned.add_(1)
-    tensors = [torch.empty(2048 + i).fill_(4) for i in range(8)]  # no two alike: each is seen
+    tensors = [torch.empty(2048 + i).fill_(4) for i in range(8)]  # distinct sizes: each is seen
     assert mode.operations.unwritten == {}
     seen = torch.empty(4000)
     assert len(mode.operations.unwritten) == 1
     before = bypass_of(open_pool).skipped_operations
-    seen.add_(1)  # passes by
+    seen.add_(1)  # bypassed
     assert bypass_of(open_pool).skipped_operations == before + 1
     mode.operations.close_bypass()
     assert mode.operations.unwritten == {}
@@ -58,7 +58,7 @@ def test_written_storage_is_evictable(open_pool: Any) -> None:
 
 
 def test_optimizer_steps_inside_the_backward_are_bypassed() -> None:
-    """Where it opens PyTorch's engine takes back what a thread was given meanwhile."""
+    """PyTorch's engine restores thread-local modes that the bypass has changed within the backward pass."""
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     optimizers = {one: torch.optim.SGD([one], 0.01) for one in net.parameters()}
 
@@ -74,7 +74,7 @@ def test_optimizer_steps_inside_the_backward_are_bypassed() -> None:
         for _ in range(40):
             train()
         assert bypass_of(pool).is_open
-        assert passes(pool, train) > 20
+        assert bypassed_count(pool, train) > 20
     for hook in hooks:
         hook.remove()
 
@@ -155,7 +155,7 @@ def test_second_mode_for_a_device_is_refused(open_pool: Any) -> None:
 
 def test_other_threads_are_not_bypassed(open_pool: Any) -> None:
     x, found = torch.ones(100), []
-    assert passes(open_pool, lambda: x + 1) == 1
+    assert bypassed_count(open_pool, lambda: x + 1) == 1
     before = bypass_of(open_pool).skipped_operations
 
     def work() -> None:
@@ -189,7 +189,7 @@ def test_dispatch_keys_are_restored_at_the_end() -> None:
     before = str(torch._C._dispatch_tls_local_include_set())
     assert "DeferredInit" not in before
     with mempool.torch.install(device="cpu", limit="1GiB", background=False) as pool:
-        opened(pool, small())
+        open_bypass(pool, small_loop())
         assert "DeferredInit" in str(torch._C._dispatch_tls_local_include_set())
     assert str(torch._C._dispatch_tls_local_include_set()) == before
 

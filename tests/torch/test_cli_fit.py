@@ -1,4 +1,4 @@
-"""``mempool fit`` as a user runs it on a model of transformers, in this process."""
+"""``mempool fit`` on a model of transformers, run in this process."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 #: PyTorch's compiler asks tensors between two graphs for their gradients, and is warned by PyTorch.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-#: Over a link that is given small copies are threads', too.
+#: With a given link, threads make small copies too.
 LINK = {"link": "pcie4"}
-#: Each example is compiled: it takes too long to look for a smaller one.
+#: Each example is compiled, so shrinking takes too long.
 UNSHRUNK: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
 
 
@@ -138,7 +138,7 @@ def checkpointed(x: torch.Tensor) -> torch.Tensor:
     for _ in range(2):
         x = torch.utils.checkpoint.checkpoint(
             block, x, use_reentrant=False
-        )  # what is kept could be made again
+        )  # the kept values can be recomputed
     return x.exp()
 
 
@@ -263,7 +263,7 @@ def test_random_decisions_are_bit_identical_for_all_programs(
     check_any_decision(data, program)
 
 
-#: Of the way from the least possible limit to what a step needs without one.
+#: Limits, as fractions of the range from the least limit to the unlimited peak.
 SHARES = {"eager": (0.95, 0.5, 0.05), "inductor": (0.5,)}
 
 

@@ -1,4 +1,4 @@
-"""Copies by streams: each order that streams can run in has its waits, and the host waits for none.
+"""Copies on streams: correct in any order in which streams can run, without waits of the host.
 
 Random programs of PyTorch's CUDA build within a limit are in tests/rehearsal/test_random_programs.py.
 """
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def trained(limit: int | None, *, seed: int = 0) -> tuple[list[str], list[Any], Any]:
-    """Losses, parameters and what swapping did, of a model whose copies come as late as they can."""
+    """Train a model with copies as late as possible; return losses, parameters and counters of swapping."""
     torch.manual_seed(0)
     layers = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh()) for _ in range(6)]
     model = torch.nn.Sequential(*layers)
@@ -74,7 +74,7 @@ def bytes_of(engine: CudaEngine, copy: Any) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
-    """Memory of a stream that was at work before the engine was made, which then moves on another."""
+    """The tensor's stream had work before the engine was made; another stream moves the tensor."""
     runtime, made = engine(seed=seed)
     late, memory = runtime.stream(), torch.zeros(SIZE, dtype=torch.uint8)
     late.do(lambda: memory.fill_(7))
@@ -87,14 +87,14 @@ def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
     with runtime.using(late):
         made.note_stream()
         late.do(lambda: wrong.extend([] if again.eq(7).all() else ["read before it was back"]))
-        late.do(lambda: memory.fill_(9))  # taken by the next that asks on this stream
+        late.do(lambda: memory.fill_(9))  # the memory serves the next request on this stream
     runtime.finish()
     assert wrong == []
     assert bytes_of(made, copy) == {7}
 
 
 def test_cuda_is_not_initialized_before_the_program_does() -> None:
-    """This PyTorch is perhaps built without CUDA, and would say so."""
+    """In a CPU build of PyTorch, a use of CUDA would raise an error."""
     made = CudaEngine(torch.device("cuda", 3), 1 << 20)
     made.note_stream()
     made.fence()
@@ -108,7 +108,7 @@ def test_forked_child_does_not_use_cuda(monkeypatch: pytest.MonkeyPatch) -> None
     copy, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     runtime.finish()
     monkeypatch.setattr(made, "_process", -1)
-    monkeypatch.setattr(made, "_runtime", None)  # whatever asks it, dies
+    monkeypatch.setattr(made, "_runtime", None)  # any use raises an error
     made.note_stream()
     made.fence()
     made.mark()
@@ -132,7 +132,7 @@ def test_memory_read_by_reloads_is_reused_in_stream_order() -> None:
     made.offload(torch.full((SIZE,), 9, dtype=torch.uint8))
     with pytest.raises(HostFullError):
         made.offload(left)
-    assert not target.any()  # nobody waited
+    assert not target.any()  # no wait was made
     runtime.finish()
     assert target.eq(7).all()
 
@@ -190,7 +190,7 @@ def test_memory_unused_for_many_iterations_is_unlocked_after_its_copies() -> Non
     made.wait(made.reload(copy, target))
     made.drop(copy)
     for _ in range(OPTIONS.pinned_idle_iterations - 1):
-        made._free_dropped(wait=True)  # as for another copy there, which would follow those under way
+        made._free_dropped(wait=True)  # as before a copy into freed memory
         made.end_iteration()
     assert made.host_bytes == 144 << 20
     made.end_iteration()  # the fake memory refuses to be unlocked under a copy
@@ -211,7 +211,7 @@ def test_planned_bytes_are_locked_at_once() -> None:
 
 
 def test_copy_lies_at_the_planned_offset_of_a_dropped_copy() -> None:
-    """Also before the last copy out of it has ended, for which then the next one waits."""
+    """If the dropped copy is still being reloaded, the next copy waits."""
     runtime, made = engine(host=8 * PAGE)
     made.reserve(6 * PAGE)
     data, target = (torch.full((2 * PAGE,), k, dtype=torch.uint8) for k in (7, 0))
@@ -249,7 +249,7 @@ def test_marks_exclude_stream_waits() -> None:
     _, transfer = made.offload(torch.zeros(SIZE, dtype=torch.uint8))
     assert made.wait(transfer) == 0.0
     made._out.tasks.appendleft(lambda: setattr(runtime, "now", runtime.now + 1000))
-    made._out.tasks.appendleft(transfer.waits[0][0])  # it takes a second from when it is waited for
+    made._out.tasks.appendleft(transfer.waits[0][0])  # ends a second after the wait starts
     last = made.mark()
     (seconds,) = made.seconds([first, last])
     assert made.waited(transfer) > 0.9
@@ -287,7 +287,7 @@ def test_finished_copies_release_their_data_without_a_wait() -> None:
 
 
 class Driver:
-    """As much of libcuda as locks memory."""
+    """The functions of libcuda that page-lock memory."""
 
     def __init__(self, _: str) -> None:
         self.locked: dict[int, int] = {}
@@ -333,7 +333,7 @@ def test_link_is_measured_by_device_events_and_unlocks_its_memory() -> None:
     assert runtime.locks == 1
     assert made.host_bytes == 0
     assert link.out_fixed > 0
-    assert max(SIZES) * link.out_per_byte < 1e-2  # every copy of the fake one takes a millisecond or some
+    assert max(SIZES) * link.out_per_byte < 1e-2  # each copy of the fake takes some milliseconds
 
 
 def test_measurement_registers_no_storage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is in the way of a plugged-in CUDA allocator is found, named, and told with a remedy."""
+"""Obstacles to a pluggable CUDA allocator are found and named with a remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build with CUDA in which nothing is in the way, whatever this machine is."""
+    """Simulate a CUDA build without obstacles on any machine."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch._C, "_accelerator_isAllocatorInitialized", lambda: False, raising=False)

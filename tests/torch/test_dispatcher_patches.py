@@ -1,4 +1,4 @@
-"""What C++ reads between operations, or writes to files, is here: lengths, offsets, states, scripts."""
+"""Tensors that C++ code reads between operations or writes to files are resident first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mode() -> Iterator[Adversary]:
 
 
 def packed() -> Any:
-    """Sequences as they are made on the fly: sorted, with their batch sizes counted."""
+    """Return sequences packed during training: sorted, with batch sizes."""
     lengths = torch.randint(5, 9, (4,)).sort(descending=True).values
     sizes = (lengths[None] > torch.arange(int(lengths[0]))[:, None]).sum(1)
     return nn.utils.rnn.PackedSequence(torch.randn(int(sizes.sum()), 3), sizes)

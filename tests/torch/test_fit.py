@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import models
 import torch
-from around import Around
+from around import OptimizerWrapper
 from fit_programs import WithLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -213,9 +213,9 @@ def test_checkpointed_blocks_hold_less() -> None:
 
 
 def test_optimizer_of_real_parameters_is_refused_with_its_class() -> None:
-    """Also if a wrapper stands around the optimizer, whose class would not do either."""
+    """A wrapper around such an optimizer is refused too."""
     made = torch.optim.SGD([nn.Parameter(torch.ones(3))], 0.1)
-    for one in (made, Around(made)):
+    for one in (made, OptimizerWrapper(made)):
         with pytest.raises(UsageError, match="is a SGD of real parameters"):
             fit_mlp(optimizer=one)
 
@@ -374,7 +374,7 @@ def test_functools_caches_keep_no_fake_tensor() -> None:
     assert type(mask(4)) is Tensor
     assert mask(3).equal(kept)
     mempool.torch.fit(lambda: nn.Linear(4, 4), torch.zeros(2, 4))
-    assert mask.cache_info().currsize == 2  # another's run does not empty it
+    assert mask.cache_info().currsize == 2  # an estimate does not clear the program's cache
 
 
 def test_model_and_inputs_stay_unchanged() -> None:

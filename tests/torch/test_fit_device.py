@@ -36,7 +36,7 @@ HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
 
 
 class Names(TorchDispatchMode):
-    """The operations that were done."""
+    """A mode that records the names of operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def peak_bytes(work: Any) -> int:
 def qkv(
     *shape: int, dtype: torch.dtype = torch.float32, kv_heads: int | None = None, grad: bool = True
 ) -> list[Tensor]:
-    """A query, a key and a value."""
+    """Return a query, a key and a value."""
     batch, heads, length, width = shape
     kinds = (heads, kv_heads or heads, kv_heads or heads)
     return [torch.empty(batch, h, length, width, dtype=dtype, requires_grad=grad) for h in kinds]
@@ -274,7 +274,7 @@ BATCH, HEADS, WIDTH = 2, 8, 64
 
 
 class Attends(nn.Module):
-    """Attention with a mask that is added."""
+    """Attention with an additive mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ DEFAULT = (2 * 4096 + 8 * 16) << 10
 
 
 def traced(make: Callable[..., nn.Module], *sizes: Any, backward: bool = True) -> Trace:
-    """A forward of a layer, and its backward if so said; of the sizes the last is the input's."""
+    """Record the forward pass of a layer, and optionally its backward pass; the last size is the input's."""
     with FakeTensorMode():
         layer = make(*sizes[:-1])
         with AccessRecorder([layer]) as recorder:

@@ -1,4 +1,4 @@
-"""Predicted peaks equal PyTorch's own memory tracker and real steps, by model and by operation."""
+"""Predicted peaks equal those of PyTorch's memory tracker and of real steps, by model and by operation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tracker(mem_tracker.MemTracker):  # type: ignore[misc]
 
 
 def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The peak of the second step of a plain loop, as PyTorch's tracker has it."""
+    """Return PyTorch's tracker's peak of the second step of a plain loop."""
     unit = 512 if job.device == "cuda" else 1
     monkeypatch.setattr(
         mem_tracker._WeakRefInfo,
@@ -76,7 +76,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
     host = 0
     if (
         job.device == "cuda" and optimizer is not None
-    ):  # counts of steps, which CUDA's optimizers keep elsewhere
+    ):  # step counts, which optimizers on CUDA keep on the host
         host = sum(512 for state in optimizer.state.values() if isinstance(state.get("step"), torch.Tensor))
     return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()) - host
 
@@ -88,7 +88,7 @@ def check(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(share.bytes for share in fitted.by_module) == fitted.peak_bytes
 
 
-#: All models train as on CUDA; on the CPU, where nothing is rounded, two do, the others in the long form.
+#: Tests with all models on CUDA; on the CPU, without rounding, with two models, or all with ``-m full``.
 TRAININGS = [
     *((name, torch.optim.AdamW, "cuda") for name in NAMES),
     *(

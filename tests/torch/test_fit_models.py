@@ -1,4 +1,4 @@
-"""Models and inputs that are not as one wishes: tried all the same, or told in a line what is in the way."""
+"""Estimates of unusual models and inputs, or a single line that names the obstacle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _library.impl("without_fake", lambda x: x * 2, "CPU")
 
 
 class Odd(nn.Module):
-    """A layer, and something odd done with it."""
+    """A layer with an unusual function in its forward pass."""
 
     def __init__(self, does: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ def test_inputs_are_given_in_any_usual_form() -> None:
 
 
 class Last(nn.Module):
-    """A recurrent layer that takes the length first, deeper than the inputs show."""
+    """A model that hides a recurrent layer whose inputs have the length as first dimension."""
 
     def __init__(self) -> None:
         super().__init__()

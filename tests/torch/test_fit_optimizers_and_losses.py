@@ -58,7 +58,7 @@ def rounded(*sizes: int) -> int:
 
 
 def state_bytes(moments: int) -> int:
-    """Bytes of 8-bit state of a linear layer of 1000 x 1000, each buffer rounded up to 512."""
+    """Return the bytes of 8-bit state of a linear layer of 1000 x 1000, each buffer rounded up to 512."""
     weight, bias = 1_000_000, 1000  # the bias is below 4,096 elements: in 32 bits
     return moments * rounded(weight, 4 * -(-weight // BLOCK), 4 * bias)
 

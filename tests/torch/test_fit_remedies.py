@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("shared_isolation")
 
 
 class Squares(nn.Module):
-    """Three blocks whose activations are most of all."""
+    """Three blocks whose activations are most of the memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def squares(**more: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def tried() -> Any:
-    """A job that lacks a quarter of what it needs, and what would help."""
+    """Return the estimate with remedies of a job that lacks a quarter of its peak."""
     job = squares()
     limit = int(fit_of(job).needed_bytes - 0.25 * fit_of(job).peak_bytes)
     fit, names = fit_of(job, limit), []
@@ -75,7 +75,7 @@ def test_savings_are_differences_in_descending_order(tried: Any) -> None:
 
 
 def test_saving_equals_a_run_of_the_changed_job(tried: Any) -> None:
-    """The runs are made again, by themselves."""
+    """Each saving is compared with a separate estimate."""
     job, fit, advice, _ = tried
     changes = {change.name: change for strengths in changes_of(job) for change in strengths}
     for one in [*advice.remedies, advice.cheapest]:
@@ -136,7 +136,7 @@ def test_untried_changes_have_a_reason() -> None:
 
 @pytest.mark.parametrize("fake", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_model_of_the_user_stays_unchanged(fake: bool) -> None:
-    """One that has memory, and one that was made without and is used by all runs."""
+    """A model on real tensors, and a fake model shared by all runs."""
     with fake_mode() if fake else torch.no_grad():
         model = Squares()
         before = [(name, p, p.dtype, p.grad, p._version) for name, p in model.named_parameters()]
@@ -177,7 +177,7 @@ def test_repeated_blocks_are_outermost_children_of_a_class() -> None:
 
 # -- the cheapest of many ---------------------------------------------------------------------------------
 class Additive:
-    """Stands for trials: each change saves what its name says, in bytes, alone and with others."""
+    """Fake trials: each change saves the bytes in its name, alone or with other changes."""
 
     def __init__(self, needed: int, limit: int) -> None:
         self.needed, self.limit = needed, limit
@@ -201,7 +201,7 @@ found = st.tuples(
 
 @given(st.lists(found, min_size=1, max_size=7), st.integers(1, 60))
 def test_cheapest_combination_is_minimal_in_cost_and_size(given_: Any, missing: int) -> None:
-    """Against all choices of one change, or none, of each kind."""
+    """Compare with all choices of at most one change of each kind."""
     alone = [
         tuple(change(f"{at}.{s}", kind, size, cost) for s, size in enumerate(sorted(saves)))
         for at, (kind, saves, cost) in enumerate(given_)

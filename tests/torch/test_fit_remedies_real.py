@@ -1,4 +1,4 @@
-"""Remedies save on real tensors, with the code that they print, as predicted on fake tensors."""
+"""The printed code of remedies saves the predicted bytes on real tensors."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from mempool.torch.estimate.remedies.changes import Change, applied, changes_of
 if TYPE_CHECKING:
     from mempool.torch.estimate import Job
 
-#: These networks are too small for more threads.
+#: Use one thread: the networks are small.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.usefixtures("one_thread", "shared_isolation"),
 ]
 
 
-#: Names in `PROGRAMS`; all but one run in the long lane only.
+#: Names in `PROGRAMS`; all but one run with ``-m full`` only.
 SOME = [name if name == "dropping" else pytest.param(name, marks=pytest.mark.full) for name in PROGRAMS]
 
 
-def named(job: Job, part: str) -> Change:
-    """The one change whose name begins so."""
+def change_named(job: Job, part: str) -> Change:
+    """Return the only change whose name starts with a text."""
     (found,) = [step for steps in changes_of(job) for step in steps if step.name.startswith(part)]
     return found
 
 
-def tried(job: Job, change: Change) -> int:
-    """Peak load of a job with a change, without memory."""
+def fake_peak(job: Job, change: Change) -> int:
+    """Return the peak load of a job with a change, on fake tensors."""
     return fit_of(applied(job, [change])).peak_bytes
 
 
-def written(code: str) -> Any:
-    """The lines that a remedy gives, as a function of the model."""
+def model_change(code: str) -> Any:
+    """Return the code of a remedy as a function of the model."""
 
     def change(model: nn.Module) -> None:
         known = {"model": model, "torch": torch, "functools": functools, "make": torch.optim.AdamW}
@@ -57,12 +57,12 @@ def test_the_programs_themselves_have_the_same_peak(program: str) -> None:
 
 @pytest.mark.parametrize("program", ["llama", "dropping", pytest.param("resnet", marks=pytest.mark.full)])
 def test_checkpointed_blocks_as_written(program: str) -> None:
-    """Peak without memory and on real tensors are one; losses are those without checkpoints, to the bit."""
+    """The real peak equals the predicted peak, and losses equal those without checkpoints."""
     job = job_of(program)
-    change = named(job, "checkpointing")
-    plain, real = Written(program), Written(program, change=written(change.code))
+    change = change_named(job, "checkpointing")
+    plain, real = Written(program), Written(program, change=model_change(change.code))
     plain.run(3)
-    assert tried(job, change) == real.run(3)
+    assert fake_peak(job, change) == real.run(3)
     assert real.losses == plain.losses
     before = {name: p.detach() for name, p in plain.model.named_parameters()}
     assert all(torch.equal(p, before[name]) for name, p in real.model.named_parameters())
@@ -78,7 +78,7 @@ def test_checkpointed_blocks_as_written(program: str) -> None:
 @pytest.mark.parametrize("program", ["dropping", pytest.param("resnet", marks=pytest.mark.full)])
 def test_other_optimizers(program: str, part: str, optimizer: Any) -> None:
     job = job_of(program)
-    assert tried(job, named(job, part)) == Written(program, optimizer=optimizer).run()
+    assert fake_peak(job, change_named(job, part)) == Written(program, optimizer=optimizer).run()
 
 
 @pytest.mark.parametrize("program", SOME)
@@ -88,14 +88,14 @@ def test_autocast(program: str) -> None:
     # The CPU's batch norm keeps its statistics in float32, which its shape function takes for bfloat16.
     off = 4 * sum(m.num_features for m in PROGRAMS[program][0]().modules() if isinstance(m, nn.BatchNorm2d))
     real = Written(program, around=around).run()
-    assert real - off <= tried(job, named(job, "autocast")) <= real
+    assert real - off <= fake_peak(job, change_named(job, "autocast")) <= real
 
 
 @pytest.mark.parametrize("program", SOME)
 def test_weights_of_lower_precision(program: str) -> None:
     job = job_of(program)
     real = Written(program, change=lambda model: model.to(torch.bfloat16), cast=torch.bfloat16)
-    assert tried(job, named(job, "bfloat16 weights")) == real.run()
+    assert fake_peak(job, change_named(job, "bfloat16 weights")) == real.run()
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_weights_of_lower_precision(program: str) -> None:
 )
 def test_smaller_batches_whose_gradients_add_up(program: str, parts: int) -> None:
     job = job_of(program)
-    assert tried(job, named(job, f"{parts} batches")) == Written(program, parts=parts).run()
+    assert fake_peak(job, change_named(job, f"{parts} batches")) == Written(program, parts=parts).run()
 
 
 def test_outputs_dropped() -> None:
     job = job_of("llama")
-    assert tried(job, named(job, "drop outputs")) == Written("llama", drop=True).run()
+    assert fake_peak(job, change_named(job, "drop outputs")) == Written("llama", drop=True).run()
 
 
 @pytest.mark.parametrize("program", SOME)
 def test_activations_on_the_host(program: str) -> None:
-    """Real hooks that keep arrays which the recorder does not see: the same peak, and the same losses."""
+    """With hooks that save NumPy arrays, unseen by the recorder, peaks and losses are as predicted."""
 
     def on_host(model: nn.Module) -> None:
         forward = model.forward

@@ -1,4 +1,4 @@
-"""Copies on the CPU: the bytes are right whatever order is asked for, also in a forked child."""
+"""Copies on the CPU have the right bytes in any order of requests, also in a forked child."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def engine() -> Iterator[HostEngine]:
 
 
 def hold(engine: HostEngine, way: int) -> Callable[[], None]:
-    """Keep one of its threads from going on, until what is returned is called."""
+    """Block one of the engine's threads until the returned function is called."""
     never = HostTransfer(0, ArenaCopy(0, 0), 0, 0, None)
     engine._queues[way].put(HostTransfer(0, ArenaCopy(0, 0), 0, 0, None, predecessor=never))
     return never.ended.set
@@ -177,9 +177,9 @@ def test_collected_engines_leave_no_thread() -> None:
 
 
 def in_child(act: Callable[[], bool]) -> bool:
-    """Whether it holds in a forked child, which says why where it does not."""
+    """Return whether a check holds in a forked child, which prints the reason of a failure."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
         child = os.fork()
     if child == 0:
         held = False
@@ -212,7 +212,7 @@ def test_forked_child_finishes_pending_copies(engine: HostEngine) -> None:
         engine.wait(transfer)
         engine.wait(engine.reload(new, again))
         engine.drop(away)
-        wrong = engine.offload(data(5000, 9))  # over what the parent keeps there, were it shared
+        wrong = engine.offload(data(5000, 9))  # would overwrite the parent's bytes if the memory were shared
         engine.wait(wrong[1])
         assert wrong[0].at == away.at
         engine.link()
@@ -236,7 +236,7 @@ def test_forked_child_finishes_pending_copies(engine: HostEngine) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * PAGE)), max_size=12))
 def test_synchronous_and_asynchronous_copies_mix(steps: list[tuple[bool, int]]) -> None:
-    """Whoever makes a copy, what comes back is what left, and all memory is given back."""
+    """Reloaded bytes equal offloaded bytes, and all memory is returned."""
     engine = HostEngine(1 << 20)
     held = []
     for at_once, size in steps:

@@ -1,4 +1,4 @@
-"""Copies on the host lie where they are planned to, and no longer than they are needed."""
+"""Copies on the host lie at their planned offsets until their last read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def followed(step: Step, swap: PlannedSchedule) -> None:
-    """Do what a program says, turn by turn, with an arena of as many bytes as were planned."""
+def check_copies(step: Step, swap: PlannedSchedule) -> None:
+    """Simulate the copies of a schedule for some turns in a host arena of the planned size."""
     copies = host_copies(step, swap.schedule)
     program = schedule_of(
         RecordedIteration(functions=[None] * len(step)), RecordedStep(step, [], {}), swap, copies
@@ -58,11 +58,11 @@ def test_planned_offset_is_free_and_the_copy_lasts_until_its_last_read(data: st.
     step = data.draw(steps(circles=True).filter(lambda step: step.circular))
     planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
     low = planner.floor()[0]
-    followed(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
+    check_copies(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
 
 
 class Wide:
-    """Parameters, gradients and activations of one size: some leave when others have come back."""
+    """A training loop whose parameters, gradients and activations have one size."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -77,8 +77,8 @@ class Wide:
 
 
 def test_training_places_each_copy_at_its_planned_offset(one_thread: None) -> None:
-    """So that the host has no more than was planned: also what left before there was a plan is gone."""
-    placed: list[tuple[int, int, int]] = []  # where it was asked to, where it lies, where that ends
+    """The copies end below the planned size, so copies from before the plan are gone."""
+    placed: list[tuple[int, int, int]] = []  # planned offset, offset, end
 
     class RecordingEngine(HostEngine):
         def offload(self, data: Any, at: int = -1) -> Any:
@@ -97,7 +97,7 @@ def test_training_places_each_copy_at_its_planned_offset(one_thread: None) -> No
             assert plan is not None
             assert mode.iterations.is_following
             moved = plan.recorded.step.size[sorted(set(plan.swap.schedule.buffer.tolist()))]
-            assert plan.copies.size <= moved.sum()  # one place does for several, in turn
+            assert plan.copies.size <= moved.sum()  # copies share ranges at different times
             assert placed
             assert all(asked == at >= 0 for asked, at, _ in placed)
             assert max(end for _, _, end in placed) <= plan.copies.size

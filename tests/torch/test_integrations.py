@@ -11,16 +11,15 @@ from processes import told_by
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 STEPS = 48
-#: Iterations in which lengths are learned: nothing is planned before some of them have come, and the plan
-#: that serves them all comes when more have.
+#: Number of iterations in which the planner learns the lengths, without a plan for all of them.
 LEARNING = 12
-#: Of what is asked for after that. An iteration longer than all before it stands aside, and is planned for.
+#: Least hit rate after that. An iteration longer than all before misses, and changes the plan.
 HITS = 0.85
 
 
 @pytest.fixture(scope="module", params=["transformers", "lightning", "accelerate"])
 def said(request: pytest.FixtureRequest) -> Any:
-    """The numbers of a training without and with the callback of a framework."""
+    """Return the results of a training with and without the callback of a framework."""
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("OMP_NUM_THREADS", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("HF_HUB_OFFLINE", "1")):
@@ -57,7 +56,7 @@ def test_history_of_transformers_has_the_numbers_of_the_pool(said: Any) -> None:
     assert said["pooled"].get("history", True)
 
 
-@pytest.mark.parametrize("said", ["transformers"], indirect=True)  # whose batches have many lengths
+@pytest.mark.parametrize("said", ["transformers"], indirect=True)  # its batches have many lengths
 def test_trainer_with_varying_lengths_follows_its_plan(said: Any) -> None:
     assert len(set(said["plain"]["losses"])) > 1
     counts = said["pooled"]["outcomes"]

@@ -146,7 +146,7 @@ WRITERS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def written_twice(name: str) -> list[float]:
-    """The values of `offloaded_range` after two writes in plain PyTorch."""
+    """Return the values of `offloaded_range` after two writes in plain PyTorch."""
     plain = torch.arange(1000.0).add_(1)
     with _disable_current_modes():
         WRITERS[name](plain)
@@ -270,7 +270,7 @@ def test_aliases_from_before_the_limit_stay_aliases() -> None:
 
 
 def test_ctrl_c_at_any_time_leaves_values_and_counters_right() -> None:
-    """Signals come by processor time of random length; what the program did before each stays true."""
+    """Signals come after random processor times; completed work of the program stays valid."""
     chosen = random.Random(0)
 
     def interrupt(*_: object) -> None:
@@ -327,7 +327,7 @@ def test_profile_has_each_operation_once(mode: Adversary) -> None:
 
 
 class Named(torch.Tensor):
-    """A class of tensors without a constructor of its own."""
+    """A tensor subclass without a constructor."""
 
 
 @pytest.mark.parametrize("arguments", [(), (2, 3), ([1.0, 2.0],)])

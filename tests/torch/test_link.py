@@ -1,4 +1,4 @@
-"""A link is what was measured."""
+"""Links computed from measured copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_BYTE = st.floats(1e-13, 1e-6)
 
 
 class Clockwork:
-    """Copies that take exactly so long; every third one much longer, as beside other programs."""
+    """An engine whose copies take the times of a link, except that each third takes much longer."""
 
     def __init__(self, out: tuple[float, float], back: tuple[float, float], duplex: bool) -> None:
         self._ways, self._duplex, self._count = (out, back), duplex, 0

@@ -1,4 +1,4 @@
-"""Training that departs from its habits, within a limit: the same results to the bit."""
+"""Training with irregular steps within a limit has bit-identical results."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from training import digest
 import mempool.torch
 from solvers.errors import PlanError
 
-#: Steps, among them those in which the scenarios depart.
+#: Number of steps, which includes the irregular ones.
 NUMBERS = (0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 20, 21)
-#: Those that are tried by default.
+#: Scenarios tested by default.
 BRIEF = ("last_batch", "exception")
-SHARE = 0.5  # the limit, of the peak load
+SHARE = 0.5  # the limit, as a fraction of the peak load
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def peak() -> int:
-    """Bytes alive at once in a step like any other, and its model."""
+    """Return the peak live bytes of a regular step."""
     with mempool.torch.install(device="cpu", mode="record") as pool:
         loop = Loop(pool)
         for number in range(3):
@@ -32,8 +32,8 @@ def peak() -> int:
         return int(pool.client.stats()["live"]["peak"])
 
 
-def came_out(scenario: str, limit: int) -> list[Any]:
-    """Losses, the digest of the model, and what was kept; swapped if there is a limit."""
+def run_scenario(scenario: str, limit: int) -> list[Any]:
+    """Run a scenario within a limit (0: none); return losses, the digest of the model, and kept results."""
     options: dict[str, Any] = {"limit": limit} if limit else {}
     with mempool.torch.install(device="cpu", mode="record", **options) as pool:
         torch.manual_seed(0)
@@ -49,8 +49,8 @@ def came_out(scenario: str, limit: int) -> list[Any]:
     "scenario", [pytest.param(name, marks=() if name in BRIEF else pytest.mark.full) for name in SCENARIOS]
 )
 def test_results_are_identical_in_diverging_iterations(scenario: str, peak: int) -> None:
-    plain = came_out(scenario, 0)
-    assert came_out(scenario, int(SHARE * peak)) == plain
+    plain = run_scenario(scenario, 0)
+    assert run_scenario(scenario, int(SHARE * peak)) == plain
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_failed_planning_does_not_end_training(
         tried.append(part)
         raise kind("too hard")
 
-    plain = came_out("exception", 0)
+    plain = run_scenario("exception", 0)
     monkeypatch.setattr(f"mempool.torch.eager.schedule_planner.{part}", fails)
-    if part == "advance_reloads":  # is asked for where copies were waited for
+    if part == "advance_reloads":  # called only after waits for copies
         monkeypatch.setattr("mempool.torch.offload.host_engine.HostEngine.waited", lambda *_: 1.0)
-    assert came_out("exception", int(SHARE * peak)) == plain
+    assert run_scenario("exception", int(SHARE * peak)) == plain
     assert tried
     assert len(tried) <= 3
     (warning,) = [record for record in caplog.records if "no plan of swaps" in record.message]

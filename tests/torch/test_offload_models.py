@@ -1,4 +1,4 @@
-"""Training within a limit: the same bits as without, and an observer outside sees no more than the limit."""
+"""Training within a limit is bit-identical, and an external observer counts at most the limit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     TrainedAll = Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
 
 NAMES = ["-".join(map(str, setup.values())) for setup in PAIRS]
-#: Limits, of the peak load without one; of models in turn, and of each setup.
+#: Limits as fractions of the peak load: those of the models in turn, and those of each setup.
 SHARES = (0.7, 0.85, 0.6)
 DEAR_SHARES = (0.95, 0.8, 0.6, 0.4, 0.2, 0.05)
-#: The first steps meet operations of which nobody knows what they take for themselves.
+#: Number of first steps, in which the workspaces of operations are still unknown.
 SETTLED = 3
-#: After so many steps without a move most operations are not seen where there is twice the room.
+#: Number of steps after which most operations bypass the mode if the limit is twice the peak.
 CALM = 14
-#: Choices of `test_training` that are not dear; every model is among the pairs.
+#: Cheap choices of `test_training`; the pairs include each model.
 FEW: tuple[dict[str, Any], ...] = (
     {"model": "unet", "optimizer": "sgd", "checkpointing": True, "marks": "watch"},
     {"model": "gpt", "autocast": True, "checkpointing": True, "marks": "iteration"},
@@ -32,7 +32,7 @@ FEW: tuple[dict[str, Any], ...] = (
 
 
 class Trainings:
-    """The same setups as they are, and with the pool: a process for each of both."""
+    """Setups trained in one process without the pool and in another with the pool."""
 
     def __init__(self, trained_all: TrainedAll, observer: str, setups: Sequence[dict[str, Any]]) -> None:
         self.brief = [{**setup, "steps": 7, "size": 2} for setup in setups]
@@ -43,18 +43,18 @@ class Trainings:
         self.peaks = [max(result["peaks"]) for result in pooled]
 
     def within(self, shares: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
-        """What came out of setups within shares of their peak loads, one after the other."""
+        """Return the results of setups within fractions of their peak loads."""
         setups = [{**self.watched[at], "limit": int(share * self.peaks[at])} for at, share in shares]
         return self._trained_all("pool", setups)
 
 
 def check(plain: dict[str, Any], said: dict[str, Any], record: int) -> None:
-    """The same results; and no more memory than can be held, once a step is as those before."""
+    """Assert equal results, and memory within the limit once steps repeat."""
     assert said["losses"] == plain["losses"]
     assert said["parameters"] == plain["parameters"]
     assert said["overlaps"] == 0
     assert said["report"]["swapping"]["out_bytes"] > 0
-    # what operations take for themselves is learned, not known
+    # workspaces of operations are learned
     assert max(said["peaks"][SETTLED:]) <= 1.02 * record, said
 
 
@@ -108,7 +108,7 @@ def test_pairs_of_options_are_bit_identical_with_bypass(
 
 @pytest.fixture(scope="module")
 def pair(request: pytest.FixtureRequest, trained_all: TrainedAll, observer: str) -> Trainings:
-    """A setup for all its limits, one after the other."""
+    """Return the trainings of a setup, which is used for all its limits."""
     needs(request.param)
     return Trainings(trained_all, observer, [request.param])
 

@@ -1,4 +1,4 @@
-"""Iterations of several kinds in turn: a plan for each, made once."""
+"""Alternating iterations of several variants have one schedule each, made once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 MIB, CPU = 1 << 20, torch.device("cpu")
 LIMIT = 2 * MIB
-#: Batches by letter; in small letters without a step of the optimizer: g accumulates, e only looks.
+#: Batches by letter; lower-case letters make no optimizer step: g accumulates, e evaluates.
 SIZES = {"A": 1024, "B": 1536, "C": 700, "D": 512, "E": 900, "F": 1100, "g": 1024, "e": 1024}
 
 
 def trained(kinds: str, mode: OffloadMode | None = None, *, marked: bool = False) -> list[float]:
-    """The losses of iterations of these kinds."""
+    """Return the losses of iterations of the given variants."""
     torch.manual_seed(0)
     layers = [module for _ in range(6) for module in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
     net, random = torch.nn.Sequential(*layers), torch.Generator().manual_seed(1)
@@ -59,7 +59,7 @@ def trained(kinds: str, mode: OffloadMode | None = None, *, marked: bool = False
 def test_each_variant_has_a_single_schedule_in_any_order(
     turn: str, marked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After three turns nothing is planned and nothing departs any more; without marks, passes are one."""
+    """After three turns no schedule is made and no iteration diverges; without marks, passes are merged."""
     kinds = turn * 5
     plain = trained(kinds)
     engine = HostEngine(64 * MIB)
@@ -96,7 +96,7 @@ def test_more_variants_than_schedules_end_planning() -> None:
     engine.close()
 
 
-# --- which comes next
+# --- prediction of the next variant
 
 
 def program(*functions: object, sizes: tuple[int, ...] = ()) -> Any:
@@ -113,7 +113,7 @@ def test_only_a_stale_pattern_is_replaced() -> None:
     patterns, made = kept(*map(program, range(OPTIONS.max_patterns)))
     new = program(OPTIONS.max_patterns)
     assert not patterns.recurs(new.recording)
-    assert not patterns.recurs(new.recording)  # all places are taken
+    assert not patterns.recurs(new.recording)  # the table of schedules is full
     for _ in range(OPTIONS.stale_iterations):
         patterns.record_end(made[1])
     assert patterns.recurs(new.recording)
@@ -121,7 +121,7 @@ def test_only_a_stale_pattern_is_replaced() -> None:
     assert len(patterns) == OPTIONS.max_patterns
     assert patterns.matching_prefix(RecordedIteration(), 1, None) is made[1]
     assert patterns.matching_prefix(RecordedIteration(), OPTIONS.max_patterns, None) is not None
-    assert not patterns.recurs(new.recording)  # it has one
+    assert not patterns.recurs(new.recording)  # the variant has a schedule
 
 
 def test_evictions_count_in_consecutive_iterations_only() -> None:
@@ -135,7 +135,7 @@ def test_evictions_count_in_consecutive_iterations_only() -> None:
 
 
 class Kept(torch.autograd.Function):
-    """A function whose backward saves a tensor and never reads it, as that of an LSTM's cell does."""
+    """A function that saves a tensor its backward pass never reads, like an LSTM cell."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Kept(torch.autograd.Function):
 
 def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
     x, size = torch.ones(1 << 14, requires_grad=True), 4 << 14
-    limit = 6 * size + 256  # of the sum and its gradient
+    limit = 6 * size + 256  # room for the sum and its gradient
     with OffloadMode(HostEngine(1 << 24), CPU, limit) as mode:
         evicted = list[int]()
         for _ in range(5):
@@ -167,6 +167,6 @@ def test_storage_that_nothing_reads_again_leaves_until_its_death() -> None:
         assert schedule.recorded.step.peak_bytes > 12 * size
         assert schedule.swap.limit_bytes <= limit
         assert mode.counts.iteration_out_bytes >= 8 * size
-        assert mode.counts.iteration_in_bytes <= size  # of `x` alone
+        assert mode.counts.iteration_in_bytes <= size  # only `x` is reloaded
         assert evicted[1:] == evicted[:-1]  # the first iteration has no schedule
         assert mode.counts.over_limit == 0

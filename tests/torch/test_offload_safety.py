@@ -1,4 +1,4 @@
-"""No result depends on who is away: random programs, an adversary, what reads past the dispatcher."""
+"""Results do not depend on the offloaded storages: random programs, random moves, unseen reads."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def same(program: Any, seed: int, share: float, limit: int) -> None:
     def nothing() -> None:
         pass
 
-    plain = small_programs.seen_of(program, 2, nothing, nothing)
+    plain = small_programs.run_program(program, 2, nothing, nothing)
     with Adversary(seed, limit_bytes=limit, share=share) as mode:
-        offloaded = small_programs.seen_of(program, 2, mode.disturb, mode.step)
+        offloaded = small_programs.run_program(program, 2, mode.disturb, mode.step)
     assert offloaded == plain
 
 

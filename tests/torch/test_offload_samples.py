@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its operations, forward and backward: the same bytes, whatever moves."""
+"""PyTorch's samples of its operations have the same results under random moves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from adversary import Adversary
 from torch.utils._pytree import tree_leaves
 
 PARTS = 12
-#: While any dispatch mode is active PyTorch takes another formula for its backward.
+#: Operations with another backward formula under a dispatch mode.
 OTHER_FORMULA = ("prod",)
 
 
 def operations() -> Any:
-    """PyTorch's list of operations with samples."""
-    if "expecttest" not in sys.modules:  # of which its tests need one class, and these none
+    """Return PyTorch's list of operations with samples."""
+    if "expecttest" not in sys.modules:  # PyTorch's test modules import it, but these tests do not use it
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
@@ -34,7 +34,7 @@ def operations() -> Any:
 
 
 def plain(value: Any) -> list[Any]:
-    """The bytes of the tensors among nested values, by operations and `tolist` alone."""
+    """Return the bytes of all tensors in nested values, read by operations and `tolist` alone."""
     found: list[Any] = []
     for tensor in tree_leaves(value):
         if not isinstance(tensor, torch.Tensor):
@@ -46,7 +46,7 @@ def plain(value: Any) -> list[Any]:
 
 
 def results(operation: Any, mode: Adversary | None) -> list[Any]:
-    """What some of an operation's samples give: results, gradients, and the inputs afterwards."""
+    """Run samples of an operation; return results, gradients and the inputs afterwards."""
 
     def offload_all() -> None:
         if mode is not None:
@@ -73,7 +73,7 @@ def results(operation: Any, mode: Adversary | None) -> list[Any]:
                 loss = sum(t.sum() for t in outs)
                 offload_all()
                 found.append(plain(torch.autograd.grad(loss, leaves, allow_unused=True)))
-        except Exception as error:  # a sample that this build cannot run
+        except Exception as error:  # this build cannot run the sample
             found.append(type(error).__name__)
         offload_all()
         found.append(plain(given))
@@ -81,7 +81,7 @@ def results(operation: Any, mode: Adversary | None) -> list[Any]:
 
 
 def wanders(operation: Any, first: list[Any]) -> bool:
-    """Whether its results depend on where memory lies, as those of LAPACK's least squares do."""
+    """Return true if results depend on addresses, as those of LAPACK's least squares do."""
     between = []
     for number in range(40):
         between.append(torch.empty(16 * number + 1))
@@ -101,8 +101,8 @@ def test_operator_samples_are_byte_identical(part: int) -> None:
         try:
             first = results(operation, None)
             if first != results(operation, None):
-                continue  # it leaves memory as it finds it
-        except Exception:  # it has no samples here
+                continue  # the results contain uninitialised memory
+        except Exception:  # no samples on this build
             continue
         with Adversary(number, share=0.9) as mode:
             offloaded = results(operation, mode)

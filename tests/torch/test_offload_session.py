@@ -1,4 +1,4 @@
-"""How users reach swapping: ``install(limit=)``, ``mempool run --limit``; which iterations it plans."""
+"""User interfaces of swapping, ``install(limit=)`` and ``mempool run --limit``, and planned iterations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mempool.torch.offload.options import OPTIONS
 MIB = 1 << 20
 CPU = torch.device("cpu")
 FULL = pytest.mark.full
-#: Asks for an address as PyTorch's own modules do, which only compare.
+#: Code that reads an address only to compare it, as PyTorch's own modules do.
 COMPARED = eval("lambda kept, _: kept[0].data_ptr()", {"__name__": "torch.nn.compared"})
 
 
@@ -45,7 +45,7 @@ def losses(sizes: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("limit", ["3MiB", "2MiB"])
 def test_losses_are_identical_and_the_pool_observes_the_limit(limit: str) -> None:
-    """Once a plan is followed, what the pool itself counts as alive stays within the limit."""
+    """Once a schedule is in effect, the pool's live bytes stay within the limit."""
     plain = losses([1024] * 8)
     with mempool.torch.install(device="cpu", limit=limit, host_limit="64MiB", background=False) as pool:
         loop = Loop()
@@ -147,7 +147,7 @@ def test_tensors_of_a_gpu_stay_on_the_host_at_exit_until_they_are_read() -> None
         assert away(pool) == before >= 4 * MIB
         assert [one.mean().item() for one in kept] == list(range(8))
         assert kept[0].tolist()[0] == 0
-        assert away(pool) == 0  # nothing leaves any more
+        assert away(pool) == 0  # no storage is offloaded
     finally:
         mode.__exit__(None, None, None)
 
@@ -390,7 +390,7 @@ def test_lengths_that_never_recur_are_reported_once(caplog: pytest.LogCaptureFix
 
 
 def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
-    """Inferences with more weights than may be here: they come in turn, before they are needed."""
+    """Weights larger than the limit are reloaded in turn, before their use."""
     weights = [torch.full((256, 256), i / 1e5) for i in range(12)]
     x = torch.ones(16, 256)
 
@@ -405,7 +405,7 @@ def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
     assert [work() for _ in range(60)] == [first] * 60
     counts, plan = mode.counts, mode.iterations.schedule
     assert plan is not None
-    assert len(plan) >= 36  # all of them, not one layer
+    assert len(plan) >= 36  # the whole inference, not one layer
     on_demand, iterations = counts.on_demand, counts.iterations
     work()
     assert counts.iterations == iterations + 1
@@ -414,7 +414,7 @@ def test_unmarked_loop_is_detected_and_planned(mode: OffloadMode) -> None:
 
 @pytest.mark.parametrize("limit", ["4MiB", "1GiB"])
 def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> None:
-    """No optimizer ends iterations: the pool and the mode each find the period by themselves."""
+    """Without an optimizer, the pool and the mode each detect the period."""
     layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.Tanh())]
     net, x = torch.nn.Sequential(*layers), torch.ones(512, 256)
     with (
@@ -435,12 +435,12 @@ def test_pool_serves_an_unmarked_inference_loop_from_its_plan(limit: str) -> Non
 def test_untouched_storages_are_offloaded_and_do_not_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Such as an average of a model, or the data of an evaluation."""
+    """Examples are the average of a model and the data of an evaluation."""
     idle = [torch.randn(MIB) for _ in range(4)]
     sums = [one.sum().item() for one in idle]
     engine = HostEngine(64 * MIB)
     with caplog.at_level("WARNING"), OffloadMode(engine, CPU, 3 * MIB) as mode:
-        assert [one.sum().item() for one in idle] == sums  # now it knows them
+        assert [one.sum().item() for one in idle] == sums  # the sums register the storages
         assert losses([1024] * 6) == losses([1024] * 6)
         plan = mode.iterations.schedule
         assert plan is not None

@@ -1,4 +1,4 @@
-"""What runs beside the program, or breaks it off: threads, children, Ctrl-C, ends, kernels in Python."""
+"""Threads, child processes, Ctrl-C, the end of the interpreter, and kernels in Python."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_threads_older_than_the_limit_are_lent_their_arguments() -> None:
 
 
 def test_lend_ends_in_any_thread(mode: Adversary) -> None:
-    """Kernels run operations in threads of their own, whose data Python forgets after each call."""
+    """Kernels run operations in native threads, whose thread-local data Python drops after each call."""
     tensor = offloaded_range(mode)
     number = interposer.lend([tensor], "aten::add.Tensor", writes=False)
     thread = threading.Thread(target=interposer.give_back, args=(number,))

@@ -1,4 +1,4 @@
-"""Traces and exports within a limit: each has the outcome without one."""
+"""Traces and exports within a limit have the same outcome as without."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def updated(x: Any) -> Any:
-    """Write views in place, which functionalization replaces."""
+    """Write to views in place; functionalization replaces such writes."""
     y = x.clone()
     y[:1].mul_(2)
     y.view(-1)[3:5].zero_()
@@ -60,7 +60,7 @@ def trained(model: Any, x: Any) -> Any:
 
 
 def functionalized(model: Any, x: Any) -> Any:
-    """Run on real tensors, whose operations PyTorch's mode runs unseen."""
+    """Functionalize on real tensors, whose operations PyTorch's mode hides from the offloading mode."""
     del model
     others = [x + i for i in range(4)]
     return [dispatch_functionalize(updated)(other).tolist() for other in (*others, *others)]

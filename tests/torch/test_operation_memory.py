@@ -1,4 +1,4 @@
-"""Room for an operation: how much it needs, and what leaves for it."""
+"""Memory of an operation: its prediction, and the evictions that make room."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def engine() -> Iterator[HostEngine]:
 
 
 def block(value: float) -> Any:
-    """A MiB."""
+    """Return a tensor of 1 MiB."""
     return torch.full((MIB // 4,), float(value))
 
 
@@ -129,7 +129,7 @@ class TestEviction:
             assert mode.storages.resident_bytes <= 4 * MIB
 
     def test_last_used_storage_is_evicted_by_the_schedule(self, engine: HostEngine) -> None:
-        """The order of use differs from that of the uses before: the last iteration shows better."""
+        """The order of uses in the last iteration is a better prediction than the times of earlier uses."""
         with OffloadMode(engine, CPU, 64 * MIB) as mode:
             kept = [block(i) for i in range(4)]
 
@@ -255,7 +255,7 @@ class TestOpFootprints:
         assert footprint.result_bytes == 0
         footprints.end(add, footprint, 20, 20)
         assert footprint.result_bytes == 20
-        column, row = torch.ones(64, 1), torch.ones(1, 64)  # broadcast: it makes far more than it is given
+        column, row = torch.ones(64, 1), torch.ones(1, 64)  # broadcast: the result is large
         assert footprints.footprint(add, (column, row), {}, 512).result_bytes == 64 * 64 * 4
 
     def test_default_generator_draws_nothing_for_a_prediction(self) -> None:
@@ -307,7 +307,7 @@ class TestOpFootprints:
 
 
 class FailingMode(TorchDispatchMode):
-    """Below swapping: operations find no memory as often as they are told, before they do anything."""
+    """A mode below swapping that raises an out-of-memory error a given number of times."""
 
     missing = 0
 
@@ -319,7 +319,7 @@ class FailingMode(TorchDispatchMode):
 
 
 class FakePool:
-    """A pool that serves an operation so many bytes for itself."""
+    """A fake pool whose statistics a test sets."""
 
     def __init__(self) -> None:
         self.total = self.kept = 0
@@ -352,7 +352,7 @@ class TestWorkspace:
             assert mode.iterations.current.workspaces[len(mode.iterations.current) - 1] == 2 * MIB
 
     def test_workspace_that_a_library_keeps_is_foreseen_in_the_next_thread(self) -> None:
-        """As cuBLAS does, for all products of a thread."""
+        """CuBLAS keeps one workspace for all products of a thread."""
         pool: Any = FakePool()
         footprints, x = OpFootprints(PoolCounters(pool)), torch.ones(4, 4)
         mm, addmm = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
@@ -384,7 +384,7 @@ class TestOutOfMemory:
             failing.missing = 2
             with pytest.raises(torch.OutOfMemoryError):
                 kept[2] + 1
-            assert failing.missing == 1  # nothing is left that could leave
+            assert failing.missing == 1  # no storage is left to evict
 
     @pytest.mark.parametrize("name", ["add_", "bernoulli"])
     def test_writing_or_random_operation_is_not_retried(self, engine: HostEngine, name: str) -> None:
@@ -471,7 +471,7 @@ class TestKernelsOfTheProgram:
 def test_recorded_iteration_yields_the_accesses_of_each_operation(
     course: list[tuple[bool, list[tuple[int, bool]]]],
 ) -> None:
-    """An operation with what it touched, or views, which belong to the operation before."""
+    """Views belong to the preceding operation."""
     recording, expected, at = RecordedIteration(), [], -1
     for is_operation, touches in course:
         if is_operation:

@@ -1,4 +1,4 @@
-"""Programs as people write them, unchanged, under ``mempool run``; and processes that train together."""
+"""Unmodified programs under ``mempool run``, and several training processes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def write(path: Path, text: str) -> str:
 
 
 def test_unmodified_program_runs_under_mempool_run(tmp_path: Path) -> None:
-    """Loader workers, lazy layers, a schedule: the same output, and a report of PyTorch's pool."""
+    """A program with loader workers, lazy layers and a schedule has the same output, and a report."""
     script = write(tmp_path / "train.py", TRAIN)
     command = [script, "--epochs", "4"]
     plain = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
@@ -121,7 +121,7 @@ def test_unmodified_program_runs_under_mempool_run(tmp_path: Path) -> None:
 
 
 def test_two_training_processes_have_separate_pools_and_plans(tmp_path: Path) -> None:
-    """And each begins with its own plan the next time."""
+    """The next run of each process starts with the process's own plan."""
     script = write(tmp_path / "ddp.py", DISTRIBUTED)
     for way in ("pool", "planned"):
         processes = [
@@ -163,7 +163,7 @@ BOTH = """
 
 @pytest.mark.parametrize("uses_torch", [True, False])
 def test_program_with_two_frameworks_has_a_trace_of_each(tmp_path: Path, uses_torch: bool) -> None:
-    """Under the name asked for is the trace of the last that is used; another stands beside it."""
+    """The given file has the trace of the framework used last; a second file has the other trace."""
     more = "for i in range(100): t = torch.ones(100, 100) @ torch.ones(100, 100)" if uses_torch else ""
     script = write(tmp_path / "p.py", BOTH.format(torch="import torch", more=more))
     trace = tmp_path / "t.trace"

@@ -1,4 +1,4 @@
-"""The recorder of accesses on models: PyTorch's own tracker, fake as real, and every write known."""
+"""The access recorder on models: compared with PyTorch's tracker, on fake and real tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from models import MODELS
-from recorded import adamw, made, marks, momentum, recorder, train
+from recorded import adamw, buffer_counts, marks, momentum, recorder, train
 from torch.distributed._tools import mem_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +22,7 @@ from mempool.recording.torch.ledger import storages_in, tensors_in
 from mempool.recording.torch.operations import learn
 from traces import EventType, Trace
 
-#: The others take long, and are for the long form.
+#: Models tested by default; the others run with ``-m full``.
 OFTEN = [
     pytest.param(name, marks=[pytest.mark.full] if name in ("seq2seq", "bert", "unet") else [])
     for name in MODELS
@@ -37,13 +37,13 @@ def tracker(step: Any, optimizer: Any, batches: Any) -> MemTracker:
 
 
 def tracked(name: str, optimizer: Callable[[Any], Any], **attributes: Any) -> dict[str, int]:
-    """The peak of PyTorch's own tracker."""
+    """Return the peak of PyTorch's own tracker."""
     found = train(
         name,
         tracker,
         fake=True,
         optimizer=optimizer,
-        after=lambda tracker: tracker.reset_mod_stats(),  # it follows one iteration
+        after=lambda tracker: tracker.reset_mod_stats(),  # the tracker covers one iteration
         **attributes,
     )
     peak = found.get_tracker_snapshot("peak")[torch.device("cpu")]
@@ -52,14 +52,14 @@ def tracked(name: str, optimizer: Callable[[Any], Any], **attributes: Any) -> di
 
 @functools.cache
 def traced(name: str, *, fake: bool = True) -> Trace:
-    """Two steps with AdamW."""
+    """Return the trace of two steps with AdamW."""
     trace: Trace = train(name, recorder, fake=fake).trace()
     trace.validate()
     return trace
 
 
 def at_peak(trace: Trace) -> Counter[str]:
-    """Bytes of each category at the peak, by following the trace event by event."""
+    """Return the bytes of each category at the peak, computed event by event."""
     alive: dict[int, tuple[str, int]] = {}
     best: Counter[str] = Counter()
     for kind, buffer, size, category in zip(
@@ -96,7 +96,7 @@ class TestTracker:
         assert int(rounded.load().max()) == tracked("gpt", momentum, checkpointing=checkpointing)["Total"]
 
     def test_categories_of_buffers_equal_the_tracker(self) -> None:
-        """It calls a gradient temporary until it has been accumulated, and all of the forward activations."""
+        """The tracker counts all forward buffers as activations, and unaccumulated gradients as temporary."""
         theirs = tracked("resnet", adamw)
         ours = at_peak(traced("resnet"))
         assert ours["parameters"] == theirs["Parameter"]
@@ -109,7 +109,8 @@ class TestTracker:
 
 
 class TestModels:
-    # Of all but two: the LSTM's own kernel makes less than its parts, and transformers asks a real mask
+    # All models but two: the LSTM's fused kernel allocates less than its parts, and transformers asks a real
+    # mask
     # whether it is all ones.
     @pytest.mark.parametrize("name", ["gpt", pytest.param("bert", marks=pytest.mark.full)])
     def test_real_tensors_are_recorded_as_fake_ones(self, name: str) -> None:
@@ -122,9 +123,9 @@ class TestModels:
     def test_every_buffer_has_a_category_and_each_step_its_phases(self, name: str) -> None:
         trace = traced(name)
         assert marks(trace) == 2 * STEP
-        assert None not in made(trace)
+        assert None not in buffer_counts(trace)
         parameters = len(list(MODELS[name]().parameters()))
-        kinds = made(trace)
+        kinds = buffer_counts(trace)
         assert (kinds["parameters"], kinds["gradients"]) == (parameters, 2 * parameters)
         assert kinds["optimizer_state"] == 3 * parameters
 
@@ -142,8 +143,8 @@ class TestModels:
         phases = {phase_of(trace, row) for row in rows.tolist()}
         assert {"forward", "backward"} <= phases
         paths = {name for name, _ in torch.nn.Module.named_modules(MODELS["gpt"]())} - {"", "layers"}
-        paths -= {f"layers.{n}.mlp" for n in range(3)}  # only those in it do anything
-        assert {f"Step.model.{path}" for path in paths} <= set(made(trace, "module"))
+        paths -= {f"layers.{n}.mlp" for n in range(3)}  # only its children run operations
+        assert {f"Step.model.{path}" for path in paths} <= set(buffer_counts(trace, "module"))
 
 
 def phase_of(trace: Trace, row: int) -> str:
@@ -152,7 +153,7 @@ def phase_of(trace: Trace, row: int) -> str:
 
 
 class Compared(TorchDispatchMode):
-    """Compares the bytes of all arguments before and after each operation with what is known of it."""
+    """Compares the arguments before and after each operation with the writes of the operation's schema."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ import subprocess
 import sys
 
 import numpy as np
-from around import Around
+from around import OptimizerWrapper
 from models import MODELS
-from recorded import made, marks, told
+from recorded import buffer_counts, event_tuples, marks
 from torch import nn
 
 import mempool.torch
@@ -41,11 +41,11 @@ def test_modules_and_optimizers_made_inside_are_found() -> None:
             optimizer.step()
             optimizer.zero_grad()
     trace = recorder.trace()
-    kinds = made(trace)
+    kinds = buffer_counts(trace)
     assert (kinds["parameters"], kinds["module_buffers"], kinds["gradients"]) == (4, 3, 8)
     assert (kinds["optimizer_state"], kinds["inputs"]) == (12, 2)
     assert marks(trace) == 2 * [F, B, OPT, S]
-    assert {"Sequential.0", "Sequential.1"} <= set(made(trace, "module"))
+    assert {"Sequential.0", "Sequential.1"} <= set(buffer_counts(trace, "module"))
 
 
 def test_gradients_that_are_kept_and_accumulated_are_made_once() -> None:
@@ -58,7 +58,7 @@ def test_gradients_that_are_kept_and_accumulated_are_made_once() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
     trace = recorder.trace()
-    assert made(trace)["gradients"] == 2
+    assert buffer_counts(trace)["gradients"] == 2
     assert marks(trace)[:6] == [F, B, F, B, OPT, S]
 
 
@@ -94,8 +94,8 @@ def test_optimizer_inside_the_backward_has_the_optimizer_phase() -> None:
             model(x()).sum().backward()
     trace = recorder.trace()
     assert marks(trace).count(S) == 3
-    assert made(trace)["optimizer_state"] == 3 * 4
-    assert made(trace)["gradients"] == 3 * 4
+    assert buffer_counts(trace)["optimizer_state"] == 3 * 4
+    assert buffer_counts(trace)["gradients"] == 3 * 4
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -115,7 +115,7 @@ def test_single_optimizer_of_two_ends_iterations(given: bool) -> None:
 
 def test_of_an_optimizer_around_another_real_steps_end_iterations() -> None:
     model = torch.nn.Linear(8, 8)
-    optimizer = Around(torch.optim.SGD(model.parameters(), 0.1))
+    optimizer = OptimizerWrapper(torch.optim.SGD(model.parameters(), 0.1))
     with AccessRecorder([model], [optimizer]) as recorder:
         for _ in range(4):
             model(torch.ones(2, 8)).sum().backward()
@@ -161,7 +161,11 @@ def test_inputs_are_arguments_of_the_outermost_module() -> None:
     with AccessRecorder([model]) as recorder, torch.no_grad():
         for _ in range(2):
             model(torch.ones(2, 4), b=torch.zeros(2, 4))
-    kinds = [(operation, kind) for kind_, _, _, operation, kind in told(recorder.trace()) if kind_ == "ALLOC"]
+    kinds = [
+        (operation, kind)
+        for kind_, _, _, operation, kind in event_tuples(recorder.trace())
+        if kind_ == "ALLOC"
+    ]
     assert kinds.count(("aten::zeros", "inputs")) == kinds.count(("aten::ones", "inputs")) == 2
     assert ("aten::exp", "inputs") not in kinds
 
@@ -171,8 +175,8 @@ def test_compiled_module_is_recorded_as_the_uncompiled_module() -> None:
     model = nn.Linear(4, 4)
     with AccessRecorder([model]) as recorder:
         torch.compile(model, backend="eager")(x()).sum().backward()
-    assert made(recorder.trace())["gradients"] == 2
-    assert "aten::addmm" in made(recorder.trace(), "operation")
+    assert buffer_counts(recorder.trace())["gradients"] == 2
+    assert "aten::addmm" in buffer_counts(recorder.trace(), "operation")
 
 
 @pytest.fixture
@@ -182,7 +186,7 @@ def pool() -> Iterator[mempool.torch.TensorPool]:
 
 
 def trained(path: Path | None, name: str, *, steps: int = 2) -> Trace:
-    """Steps after one that nobody records; the model is older than the recording."""
+    """Record steps after an unrecorded step; the model is older than the recording."""
     model: Any = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters())
     batch = model.batch(0, 2)
@@ -209,13 +213,13 @@ def test_the_peak_is_the_pools_own_and_accesses_lie_in_the_lives_of_their_buffer
 ) -> None:
     trace = trained(tmp_path / "a.trace", name)
     peak = pool.client.stats()["requested"]["peak"]
-    trace.validate()  # among others, that no access is outside of its buffer's life
+    trace.validate()  # includes that each access is within the lifetime of its buffer
     assert int(trace.load().max()) == peak
     assert marks(trace) == 2 * ["forward", "backward", "optimizer", "step"]
     assert trace.metadata["client"] == "torch"
     read = read_trace(tmp_path / "a.trace")
     assert np.array_equal(read.kind, trace.kind)
-    assert made(read, "module") == made(trace, "module")
+    assert buffer_counts(read, "module") == buffer_counts(trace, "module")
 
 
 def test_every_storage_matches_a_pool_buffer_and_other_buffers_are_temporaries(
@@ -223,10 +227,10 @@ def test_every_storage_matches_a_pool_buffer_and_other_buffers_are_temporaries(
 ) -> None:
     joined = trained(None, "gpt")
     del pool
-    kinds = made(joined)
+    kinds = buffer_counts(joined)
     mempool.torch.uninstall()
     alone = trained(None, "gpt")
-    seen = made(alone)
+    seen = buffer_counts(alone)
     for category in ("parameters", "inputs", "gradients", "optimizer_state", "activations"):
         assert kinds[category] == seen[category]
     assert kinds["temporaries"] > seen["temporaries"]  # those inside of kernels
@@ -330,8 +334,8 @@ def test_unchanged_program_is_recorded(tmp_path: Path, how: str) -> None:
     assert (done.returncode, done.stderr) == (3 if how == "fail" else 0, "")
     trace = read_trace(tmp_path / "a.trace")
     assert marks(trace) == 3 * ["forward", "backward", "optimizer", "step"]
-    assert made(trace)["parameters"] == 2
-    assert "Linear" in made(trace, "module")
+    assert buffer_counts(trace)["parameters"] == 2
+    assert "Linear" in buffer_counts(trace, "module")
 
 
 def test_accesses_without_a_trace_are_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:

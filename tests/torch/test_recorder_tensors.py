@@ -1,4 +1,4 @@
-"""Tensors of every kind under the recorder, and what may go wrong around them."""
+"""Tensors of every kind under the recorder, and errors in recorded code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from recorded import accesses, made, marks, told
+from recorded import accesses, buffer_counts, event_tuples, marks
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -33,7 +33,7 @@ class TestAccesses:
         with AccessRecorder() as recorder:
             x = torch.ones(4, 4)
             views = [x.view(-1), x.t(), x.reshape(16), x.detach(), x[0], x.expand(2, 4, 4), *x.unbind()]
-            torch.ops.aten._unsafe_view(x, [16])  # its schema does not say that it is one
+            torch.ops.aten._unsafe_view(x, [16])  # its schema does not declare a view
             x.squeeze_().t_()
         assert len(views) == 10
         assert accesses(recorder.trace()) == [("WRITE", "aten::ones", 64)]
@@ -80,7 +80,7 @@ class TestStorages:
         with AccessRecorder() as recorder:
             x = torch.ones(4)
             x.untyped_storage().resize_(0)
-            assert live(recorder.trace())[-1] == 0  # at once, though no operation has touched it
+            assert live(recorder.trace())[-1] == 0  # at the free, which is no operation
             x.untyped_storage().resize_(64)
             x += 1
             y = torch.empty(0)
@@ -110,17 +110,17 @@ class TestStorages:
             assert live(recorder.trace())[-1] == 0
             c = torch.from_numpy(array)
             assert live(recorder.trace())[-1] == 400
-        assert made(recorder.trace()) == {"inputs": 2}
+        assert buffer_counts(recorder.trace()) == {"inputs": 2}
         del c
 
     def test_tensors_without_memory_have_no_buffer(self) -> None:
         with AccessRecorder() as recorder:
             torch.ones(8, device="meta") * 2
             kept = torch.empty(0) + 1
-        assert {size for _, _, size, *_ in told(recorder.trace())} == {0}
+        assert {size for _, _, size, *_ in event_tuples(recorder.trace())} == {0}
         assert kept.numel() == 0
 
-    @pytest.mark.filterwarnings("ignore::UserWarning")  # that these are prototypes, or on their way out
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch warns of prototypes and deprecated functions
     @pytest.mark.parametrize(
         ("make", "sizes"),
         [
@@ -129,14 +129,16 @@ class TestStorages:
             (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), {20}),
             (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8), {8}),
             (lambda: torch.ones(8).as_subclass(type("Own", (torch.Tensor,), {})), {32}),
-            (lambda: torch.ones(8, 8).to_mkldnn(), set()),  # whose memory nobody can see
+            (lambda: torch.ones(8, 8).to_mkldnn(), set()),  # its memory is not visible
         ],
     )
     def test_wrapper_tensors_are_recorded_as_their_parts(self, make: Any, sizes: set[int]) -> None:
         with AccessRecorder() as recorder:
             kept = make()
-            alive = {buffer: size for kind, buffer, size, *_ in told(recorder.trace()) if kind == "ALLOC"}
-            for kind, buffer, *_ in told(recorder.trace()):
+            alive = {
+                buffer: size for kind, buffer, size, *_ in event_tuples(recorder.trace()) if kind == "ALLOC"
+            }
+            for kind, buffer, *_ in event_tuples(recorder.trace()):
                 if kind == "FREE":
                     del alive[buffer]
         assert set(alive.values()) == sizes
@@ -150,7 +152,7 @@ class TestStorages:
             both.add_(1)
             recorder.own("parameters", [both])
         trace = recorder.trace()
-        assert made(trace) == {"parameters": 2}
+        assert buffer_counts(trace) == {"parameters": 2}
         assert accesses(trace)[2:] == 2 * [("WRITE", "aten::add_.Tensor", 12)]
 
     def test_fake_mode_inside_the_recorder_is_recorded_as_a_mode_outside(self) -> None:
@@ -161,8 +163,8 @@ class TestStorages:
             program()
         with FakeTensorMode(), AccessRecorder() as outside:
             program()
-        assert told(inside.trace()) == told(outside.trace())
-        assert made(inside.trace())["gradients"] == 2
+        assert event_tuples(inside.trace()) == event_tuples(outside.trace())
+        assert buffer_counts(inside.trace())["gradients"] == 2
 
     def test_a_size_that_depends_on_data_is_a_clear_error(self) -> None:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -176,7 +178,7 @@ class TestStorages:
 class TestDistributed:
     @pytest.fixture
     def alone(self) -> Iterator[None]:
-        """A group of one process."""
+        """Make a process group of one."""
         from torch import distributed
 
         store = distributed.HashStore()
@@ -192,7 +194,7 @@ class TestDistributed:
         with AccessRecorder() as recorder:
             x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
             (x @ x).sum()
-        assert "aten::empty_strided" not in made(recorder.trace(), "operation")
+        assert "aten::empty_strided" not in buffer_counts(recorder.trace(), "operation")
         assert [size for kind, name, size in accesses(recorder.trace()) if name == "aten::mm"] == [64, 64]
 
     @pytest.mark.usefixtures("alone")
@@ -205,8 +207,8 @@ class TestDistributed:
                 optimizer.step()
         trace = recorder.trace()
         bucket = (16 + 4) * 4
-        assert (bucket, "gradients") in {(size, category) for _, _, size, _, category in told(trace)}
-        assert "DistributedDataParallel.module" in made(trace, "module")
+        assert (bucket, "gradients") in {(size, category) for _, _, size, _, category in event_tuples(trace)}
+        assert "DistributedDataParallel.module" in buffer_counts(trace, "module")
 
 
 class TestUse:
@@ -249,7 +251,7 @@ class TestUse:
                     node.me, node.tensor = node, torch.ones(number + 1).view(-1) + 1
         finally:
             gc.set_threshold(*before)
-        assert len(told(recorder.trace())) >= 500
+        assert len(event_tuples(recorder.trace())) >= 500
 
     def test_frees_of_other_threads_come_between_rows(self) -> None:
         switch = sys.getswitchinterval()
@@ -271,7 +273,7 @@ class TestUse:
             stop.set()
             thread.join()
             sys.setswitchinterval(switch)
-        assert made(recorder.trace(), "operation")["aten::add.Tensor"] == 500
+        assert buffer_counts(recorder.trace(), "operation")["aten::add.Tensor"] == 500
 
     def test_recording_ends_at_its_limit_with_a_warning(self) -> None:
         with (

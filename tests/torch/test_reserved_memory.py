@@ -1,4 +1,4 @@
-"""Within a limit is all that the pool holds of the device, from the first operation on, and all hits."""
+"""Reserved memory stays within a limit from the first operation on, and planned allocations hit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 
 FULL = pytest.mark.full
 STEPS, STEADY = 44, 8
-#: The first run of an operation may take for itself what nobody knows of.
+#: Number of first steps, in which an operation may need an unknown workspace.
 MOST = 1.02
 SHARES = (0.9, 0.75, 0.6)
 
@@ -34,7 +34,7 @@ NAMES: dict[str, Callable[[], Any]] = {
 
 @dataclass
 class Trained:
-    """What came out: sizes in bytes, by step."""
+    """Results of a training; sizes in bytes, by step."""
 
     losses: list[float] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
@@ -44,11 +44,11 @@ class Trained:
 
     @property
     def live(self) -> int:
-        """Most that lived at once."""
+        """Return the peak of live bytes."""
         return int(self.report["live_peak_bytes"])
 
     def hit_rate(self) -> float:
-        """Of all allocations of the last steps, also of those for which swapping has the pool wait."""
+        """Return the hit rate of the last steps, including allocations out of an iteration."""
         now, before = self.outcomes[-1], self.outcomes[-1 - STEADY]
         hits = now["hit"] - before["hit"]
         others = missed(now) - missed(before) + now["out_of_iteration"] - before["out_of_iteration"]
@@ -80,7 +80,7 @@ def trained(name: str, limit: int, steps: int = STEPS) -> Trained:
 
 
 def check(name: str, limit: int) -> Trained:
-    """The same losses, and no more than the limit."""
+    """Assert equal losses and reserved memory within the limit."""
     said = trained(name, limit)
     assert said.losses == reference(name).losses
     assert max(said.reserved) <= MOST * limit, [round(r / limit, 3) for r in said.reserved]
@@ -99,7 +99,7 @@ def reference(name: str, steps: int = STEPS) -> Trained:
         pytest.param(name, share, marks=() if (name, share) in (("cnn", 0.75), ("gpt", 0.6)) else FULL)
         for name in NAMES
         for share in SHARES
-        if (name, share) != ("seq2seq", 0.6)  # below its floor
+        if (name, share) != ("seq2seq", 0.6)  # a limit below the floor
     ],
 )
 def test_reserved_memory_stays_within_the_limit_and_allocations_hit(name: str, share: float) -> None:
@@ -113,7 +113,7 @@ def test_reserved_memory_stays_within_the_limit_and_allocations_hit(name: str, s
 def test_reserved_memory_stays_within_the_limit_near_the_floor(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the moves leave no room for an arena with its gaps, that is told."""
+    """If the schedule leaves no room for an arena with its gaps, a warning says so."""
     least = OffloadPlanner(reference(name, STEADY + 1).step, Link.of_rate(4e9)).lowest_limit()
     with caplog.at_level(logging.WARNING):
         said = check(name, int(1.1 * least))
@@ -123,7 +123,7 @@ def test_reserved_memory_stays_within_the_limit_near_the_floor(
 def test_limit_below_the_floor_is_kept_without_an_arena(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is planned to stay leaves all the same, and the arena has no room beside it."""
+    """Storages planned to stay are evicted, since there is no room for the arena."""
     limit = int(0.6 * reference("seq2seq", 24).live)
     with caplog.at_level(logging.WARNING):
         said = trained("seq2seq", limit, 24)
@@ -138,7 +138,7 @@ def test_limit_below_the_floor_is_kept_without_an_arena(
 
 
 def test_excess_is_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation that is given more than the limit has all of it."""
+    """An operation whose inputs exceed the limit still runs."""
     with (
         caplog.at_level(logging.WARNING),
         mempool.torch.install(device="cpu", background=False, limit="2MiB") as pool,
@@ -156,7 +156,7 @@ def test_excess_is_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -
 
 
 def test_alternating_iterations_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation that is larger than a step, after every fifth: its memory is not in the step's plan."""
+    """After each fifth step there is a larger evaluation, whose memory is not in the step's plan."""
     limit = 1_800_000
     with mempool.torch.install(device="cpu", limit=limit) as pool:
         torch.manual_seed(0)
@@ -173,12 +173,12 @@ def test_alternating_iterations_stay_within_the_limit(monkeypatch: pytest.Monkey
             pool.plan_now()
         assert pool.report().to_dict()["swapping"]["beyond"] == 0
         mode = pool.offloading.mode
-        mode.begin_capture()  # of a graph, during which no memory goes back
+        mode.begin_capture()  # during the capture of a graph no memory is returned
         with monkeypatch.context() as patched:
             patched.setattr(mode.headroom, "give_back", pytest.fail)
             torch.ones(limit)
         mode.end_capture()
         before = pool.report().to_dict()["swapping"]["beyond"]
-        model(torch.ones(512, 64)).detach().repeat(12, 1)  # for which arena and argument leave no room
+        model(torch.ones(512, 64)).detach().repeat(12, 1)  # no room next to arena and argument
         assert pool.report().to_dict()["swapping"]["beyond"] == before
         assert pool.report().to_dict()["swapping"]["plans"] > 1

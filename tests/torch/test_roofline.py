@@ -29,7 +29,7 @@ def test_rates_of_every_card_are_known() -> None:
 
 
 def test_a_roofline_is_the_longer_of_products_and_bytes() -> None:
-    """Products in their type's rate, everything else by bytes, views in no time."""
+    """Products are timed by the rate of their type, other operations by bytes; views take no time."""
     rates = rates_of("A100 80GB")
     clock = Roofline(rates).nanoseconds
     with fake_mode():
@@ -42,7 +42,7 @@ def test_a_roofline_is_the_longer_of_products_and_bytes() -> None:
         bytes_of = 4 * 4096**2
         added = clock(ops.add.Tensor, (a, b), {}, a.clone())
         assert added == round(1e9 * 3 * bytes_of / rates.bandwidth)
-        assert clock(ops.add_.Tensor, (a, b), {}, a) == added  # what is written is read before
+        assert clock(ops.add_.Tensor, (a, b), {}, a) == added  # an in-place operation reads its output
         assert clock(ops.t.default, (a,), {}, a.t()) == 0
         image, kernel = torch.empty(8, 64, 32, 32), torch.empty(64, 64, 3, 3)
         more = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -1,4 +1,4 @@
-"""Schedules followed in C++: no wrong byte, the limit kept, and Python called only where something moves."""
+"""Schedules followed in C++ give the right bytes within the limit, and call Python only for moves."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Tensors:
 def install() -> Iterator[Callable[[int], mempool.torch.TensorPool]]:
     pools: list[mempool.torch.TensorPool] = []
 
-    def made(limit: int) -> mempool.torch.TensorPool:
+    def installed_pool(limit: int) -> mempool.torch.TensorPool:
         pools.append(mempool.torch.install(limit=limit, background=False))
         return pools[-1]
 
-    yield made
+    yield installed_pool
     for pool in pools:
         pool.close()
 
@@ -78,7 +78,7 @@ def iterate(pool: mempool.torch.TensorPool, work: Callable[[], None], times: int
 
 
 def settle(pool: mempool.torch.TensorPool, work: Callable[[], None]) -> None:
-    """Repeat an iteration until nothing but the interposer sees its operations."""
+    """Repeat an iteration until the mode sees none of its operations."""
     for _ in range(80):
         iterate(pool, work, 1)
         if mode_of(pool).follower.is_following:
@@ -91,8 +91,8 @@ def swapping(pool: mempool.torch.TensorPool) -> dict[str, Any]:
     return values
 
 
-def followed(pool: mempool.torch.TensorPool, work: Callable[[], None]) -> int:
-    """The operations of one iteration that no mode saw."""
+def unseen_operations(pool: mempool.torch.TensorPool, work: Callable[[], None]) -> int:
+    """Run an iteration; return the number of operations unseen by the mode."""
     before = swapping(pool)["followed"]
     iterate(pool, work, 1)
     return int(swapping(pool)["followed"] - before)
@@ -102,10 +102,10 @@ def followed(pool: mempool.torch.TensorPool, work: Callable[[], None]) -> int:
 def test_operations_with_other_tensors_than_scheduled_read_and_write_them(
     pool: mempool.torch.TensorPool, seed: int
 ) -> None:
-    """The operations and shapes are as scheduled, so each tensor is met where another one is expected."""
+    """Operations and shapes are as scheduled, so that each tensor appears where another is expected."""
     program = Tensors(seed)
     settle(pool, lambda: program.iterate(list(range(COUNT))))
-    assert followed(pool, lambda: program.iterate(list(range(COUNT)))) > COUNT
+    assert unseen_operations(pool, lambda: program.iterate(list(range(COUNT)))) > COUNT
     assert swapping(pool)["iteration_out_bytes"] > BYTES
     for _ in range(12):
         iterate(pool, lambda: program.iterate(program.shuffled()), 1)
@@ -174,12 +174,12 @@ def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool
 
 
 def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPool) -> None:
-    """After as many iterations as the measured times of the copies require."""
+    """The number of iterations needed depends on the measured times of the copies."""
     program = Tensors()
     least = (COUNT, COUNT // 2)
     kinds = [lambda: program.iterate(list(range(COUNT))), lambda: program.iterate(list(range(COUNT // 2)))]
     for _ in range(120):
-        if all(followed(pool, work) > count for work, count in zip(kinds, least, strict=True)):
+        if all(unseen_operations(pool, work) > count for work, count in zip(kinds, least, strict=True)):
             return
     raise AssertionError("one of them is not followed")
 
@@ -251,7 +251,7 @@ def test_training_is_the_same_to_the_bit_and_within_the_limit(share: float) -> N
 def test_undeclared_writes_of_batch_norms_are_writes(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:
-    """The statistics are written without a word of it in the schema, in an order that no schedule has."""
+    """The schema does not declare the writes to the statistics, and their order differs from the schedule."""
     pool = install(BYTES * 12)
     order, numbers, expected = random.Random(0), list(range(4)), [0.0] * 4
     statistics = [(torch.zeros(ELEMENTS), torch.ones(ELEMENTS)) for _ in numbers]
@@ -274,7 +274,7 @@ def test_undeclared_writes_of_batch_norms_are_writes(
 def test_kept_results_in_planned_places_exceed_no_limit(
     install: Callable[[int], mempool.torch.TensorPool], seed: int
 ) -> None:
-    """The next results miss the plan: each goes outside the arena, for which others must leave before."""
+    """The next results miss the plan and lie outside the arena, so other storages must be evicted first."""
     pool = install(BYTES * (COUNT - 4) + BYTES // 4)
     program, usual, kept = Tensors(seed), list(range(COUNT)), list[torch.Tensor]()
     settle(pool, lambda: program.iterate(usual))
@@ -296,7 +296,7 @@ def test_kept_results_in_planned_places_exceed_no_limit(
 def test_larger_results_than_of_the_expected_iteration_exceed_no_limit(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:
-    """Both kinds of iterations begin alike, and the arena has places for one kind only."""
+    """Both variants have the same beginning, and the arena has slots for one variant only."""
     pool = install(BYTES * (COUNT - 4) + BYTES // 4)
     program = Tensors()
 
@@ -316,7 +316,7 @@ def test_larger_results_than_of_the_expected_iteration_exceed_no_limit(
 def test_result_of_a_followed_operation_is_pinned_for_another_thread(
     pool: mempool.torch.TensorPool,
 ) -> None:
-    """No operation of the mode has met the result, which the mode then knows by the thread alone."""
+    """The mode has not seen the result, and learns of it only from the other thread."""
     program, usual, made = Tensors(), list(range(COUNT)), []
 
     def work() -> None:
@@ -331,7 +331,7 @@ def test_result_of_a_followed_operation_is_pinned_for_another_thread(
     thread = threading.Thread(target=mode.lend, args=(made[0], "aten::mul_.Tensor", True, given))
     thread.start()
     thread.join()
-    mode.iterations.suspend()  # takes over
+    mode.iterations.suspend()  # the mode sees operations again
     record = mode.storages.find(storage)
     assert record is not None
     assert record.pins == 1
@@ -355,7 +355,7 @@ def test_views_of_tensor_subclasses_are_dispatched_to_the_class(pool: mempool.to
             return cls(func(*(one.inner if isinstance(one, cls) else one for one in args), **(kwargs or {})))
 
     torch.ones(4).view(2, 2)
-    torch.ones(4).view(2, 2)  # known by now
+    torch.ones(4).view(2, 2)  # registers the operation
     assert Wrapper(torch.arange(4.0)).view(2, 2).inner.tolist() == [[0.0, 1.0], [2.0, 3.0]]
 
 
@@ -369,7 +369,7 @@ def add_entries(target: torch.Tensor, source: torch.Tensor, count: int) -> None:
         target[at] += source[-1 - at]
 
 
-@pytest.mark.parametrize("indexed", [False, True])  # by a tensor, whose entry a composite operation reads
+@pytest.mark.parametrize("indexed", [False, True])  # by a tensor, read by a composite operation
 def test_repeated_operations_on_entries_run_without_the_mode(
     pool: mempool.torch.TensorPool, indexed: bool
 ) -> None:
@@ -384,7 +384,7 @@ def test_repeated_operations_on_entries_run_without_the_mode(
 
 
 def test_entries_of_a_storage_on_the_host_have_its_bytes(pool: mempool.torch.TensorPool) -> None:
-    """Entries of a parked storage are read and written on the host, and no other storage has to leave."""
+    """Entries of an offloaded storage are read and written on the host, without evictions."""
     program, target, source = Tensors(), torch.zeros(ELEMENTS), torch.arange(float(ELEMENTS))
     mode, expected = mode_of(pool), torch.zeros(ELEMENTS).numpy().copy()
     add_entries(target, source, REPEATED + 9)
@@ -418,7 +418,7 @@ def test_schedules_keep_storages_whose_entries_are_accessed(pool: mempool.torch.
 
     settle(pool, work)
     before = swapping(pool)
-    assert followed(pool, work) > 2 * REPEATED
+    assert unseen_operations(pool, work) > 2 * REPEATED
     after = swapping(pool)
     assert after["on_demand"] == before["on_demand"]
     assert after["diverged"] == before["diverged"]
@@ -508,7 +508,7 @@ def misses(pool: mempool.torch.TensorPool) -> int:
 
 
 def test_plan_is_followed_again_after_different_iterations(pool: mempool.torch.TensorPool) -> None:
-    """Each evaluation has other operations, and moves tensors to addresses that the plan has for others."""
+    """Each evaluation has different operations, and moves tensors to addresses planned for others."""
     program, usual = Tensors(), list(range(COUNT))
     settle(pool, lambda: program.iterate(usual))
     iterate(pool, lambda: program.iterate(usual), 2)
@@ -522,7 +522,7 @@ def test_plan_is_followed_again_after_different_iterations(pool: mempool.torch.T
         iterate(pool, lambda: program.iterate(usual), 1)  # begins with the evaluation
         before = misses(pool)
         iterate(pool, lambda: program.iterate(usual), 1)
-        assert followed(pool, lambda: program.iterate(usual)) > COUNT
+        assert unseen_operations(pool, lambda: program.iterate(usual)) > COUNT
         assert misses(pool) == before
         iterate(pool, lambda: program.iterate(usual), 1)
     assert swapping(pool)["beyond_bytes"] == 0

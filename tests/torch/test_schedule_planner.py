@@ -1,4 +1,4 @@
-"""Plans whose buffers have places within the limit, not only a load within it."""
+"""Schedules whose arena, not only the load, is within the limit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mempool.torch.offload.host_placement import host_copies
 from solvers.swap import Link, OffloadPlanner, replay
 
 LAYERS, SHARE, ALIGNMENT = 24, 0.6, 512
-#: Steps that can be placed without more moves, but not as they are planned first.
+#: Seeds of steps whose first schedule does not fit, although another with as many moves does.
 SEEDS = (0, 1, 3)
 LINK = Link(1e-5, 1e-10, 1e-5, 1e-10)
 SLOW_LINK = Link(1e-5, 8e-9, 1e-5, 8e-9)
 
 
 def training(seed: int, layers: int = LAYERS) -> Step:
-    """A pass there and back of layers of all sizes, each with something beside that lives for less."""
+    """Return a forward and backward pass of layers of all sizes, each with a short-lived temporary."""
     random, k = np.random.default_rng(seed), 2 * layers
     buffers = []
     for layer in range(layers):
@@ -40,7 +40,7 @@ def training(seed: int, layers: int = LAYERS) -> Step:
 
 
 def planned(step: Step, link: Link = LINK) -> tuple[SchedulePlanner, int, PlannedSchedule]:
-    """Who plans, the limit, and the moves."""
+    """Return the planner, the limit and the schedule."""
     engine: Any = SimpleNamespace(link=lambda: link, waited=float, reserve=bool)
     planner, limit = SchedulePlanner(engine, None, ALIGNMENT), int(SHARE * step.peak_bytes)
     return planner, limit, planner.fit_arena(OffloadPlanner(step, link), step, limit)
@@ -53,12 +53,12 @@ def program_for(step: Step, swap: PlannedSchedule) -> OffloadSchedule:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_better_packed_schedule_is_preferred_to_more_moves(seed: int) -> None:
-    """As planned for the load alone none of these lies within the limit."""
+    """Planned for the load alone, none of these steps fits the limit."""
     step = training(seed)
     _, limit, swap = planned(step)
     assert arena_bytes(step, swap.schedule, ALIGNMENT) <= limit
     assert arena_bytes(step, OffloadPlanner(step, LINK).nearest(limit).schedule, ALIGNMENT) > limit
-    assert swap.limit_bytes == limit  # not planned for less
+    assert swap.limit_bytes == limit  # the limit of the schedule is not lowered
     assert swap.stall_seconds <= OffloadPlanner(step, LINK).nearest(limit).stall_seconds * (1 + 1e-9)
 
 
@@ -100,7 +100,7 @@ def test_planned_waits_start_no_reload_earlier() -> None:
 def test_shorter_durations_correct_the_prediction_and_the_moves() -> None:
     step = training(SEEDS[1])
     longer = step.seconds.copy()
-    longer[[LAYERS - 1, LAYERS + 1]] += 0.02  # a schedule would count on that time
+    longer[[LAYERS - 1, LAYERS + 1]] += 0.02  # a schedule would rely on that time
     planner, limit, swap = planned(step.with_seconds(longer), SLOW_LINK)
     program = program_for(step.with_seconds(longer), swap)
     made = planner.retime(program, step.seconds.tolist(), limit)

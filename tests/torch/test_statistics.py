@@ -1,4 +1,4 @@
-"""PyTorch's own questions about CUDA memory, asked of a pool on a simulated device."""
+"""PyTorch's functions for CUDA memory, answered by a pool on a simulated device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COUNTERS = (
     "num_device_free",
     "max_split_size",
 )
-#: What PyTorch's viewer reads.
+#: Fields that PyTorch's viewer reads.
 SEGMENT_KEYS = {
     "address",
     "total_size",
@@ -74,7 +74,7 @@ steps = st.lists(
 
 @contextlib.contextmanager
 def answering(*pools: Pool, devices: int | None = None) -> Iterator[list[str]]:
-    """The pools serve the first devices of a pretended machine."""
+    """Let pools serve the first devices of a simulated machine."""
     with pytest.MonkeyPatch.context() as patch:
         refused = pretend(patch, len(pools) if devices is None else devices)
         statistics.replace_functions(
@@ -99,7 +99,7 @@ def answered(pool: Pool) -> Iterator[Pool]:
 
 
 def perform(pool: Pool, program: list[tuple[str, int, int]]) -> dict[int, int]:
-    """Run it; what lives afterwards, with the sizes asked for."""
+    """Run a program; return the live buffers and their requested sizes."""
     live: dict[int, int] = {}
     for verb, number, stream in program:
         if verb == "alloc":
@@ -121,7 +121,7 @@ class TestStatistics:
     @settings(max_examples=60)
     @given(program=steps, page=st.sampled_from([0, 4096, 1 << 16]))
     def test_balances_add_up(self, program: list[tuple[str, int, int]], page: int) -> None:
-        """All is small and large, nothing is beyond its peak, what is there is what came less what went."""
+        """The sum of "small" and "large" is "all", and current is allocated less freed, at most the peak."""
         with Pool(gpu(page), background=False) as pool, answering(pool):
             live = perform(pool, program)
             nested = torch.cuda.memory.memory_stats_as_nested_dict(0)
@@ -201,7 +201,7 @@ class TestSnapshot:
     def test_snapshot_agrees_with_statistics_and_history(
         self, program: list[tuple[str, int, int]], page: int
     ) -> None:
-        """Blocks fill their segments, segments what is reserved, and the history leads to what lives."""
+        """Blocks fill segments, segments fill the reserved bytes, and the history has the live buffers."""
         with Pool(gpu(page), background=False) as pool, answering(pool):
             torch.cuda.memory._record_memory_history()
             live = perform(pool, program)
@@ -267,11 +267,11 @@ class TestSnapshot:
         assert "MemoryViz" in _memory_viz.trace_plot(snapshot, filter_freed=True)
 
     def test_snapshot_during_allocations_and_collections(self, answered: Pool) -> None:
-        """Making Python's objects collects garbage, which frees buffers: not under the pool's lock."""
+        """Creating Python objects may collect garbage, which frees buffers: the pool's lock must be free."""
         torch.cuda.memory._record_memory_history(max_entries=500)
         litter, thresholds = Litter(answered), gc.get_threshold()
         threads = [threading.Thread(target=litter.work, args=(seed,)) for seed in range(3)]
-        gc.freeze()  # what others made would only take time
+        gc.freeze()  # other tests' objects would slow down the collections
         gc.set_threshold(1, 1, 1)
         try:
             for thread in threads:
@@ -279,7 +279,7 @@ class TestSnapshot:
             for _ in range(20):
                 gc.disable()
                 for size in (100, 3000, 2 * MIB):
-                    Owner(litter, size)  # garbage at once, and young: the next container that is made ends it
+                    Owner(litter, size)  # garbage that the creation of the next container collects
                 gc.enable()
                 snapshot, stats = torch.cuda.memory._snapshot(), torch.cuda.memory_stats()
                 assert len(snapshot["device_traces"][0]) <= 500
@@ -326,7 +326,7 @@ class TestHistory:
         assert actions() == expected
 
     def test_later_pool_inherits_the_history(self, pool: Pool) -> None:
-        """As when one pool takes over from another."""
+        """A pool that replaces another keeps the history."""
         with Pool(gpu(), background=False) as former, pytest.MonkeyPatch.context() as patch:
             pretend(patch)
             statistics.replace_functions(lambda _: (former.client, former.core))
@@ -337,7 +337,7 @@ class TestHistory:
             statistics.restore_functions()
 
     def test_hits_are_recorded(self, answered: Pool) -> None:
-        """What is served straight from the plan as well, and no longer once it ends."""
+        """Hits are recorded until the history ends."""
         for _ in range(8):
             answered.step()
             for address in [answered.allocate(size * KIB) for size in (700, 900, 1100)]:
@@ -380,7 +380,7 @@ class TestReplacing:
         assert torch.cuda.memory_allocated() == 0
         statistics.restore_functions()
         assert torch._C._cuda_memoryStats is around
-        assert torch._C._cuda_memoryStats(3) == theirs(3)  # ours passes on to what it has replaced
+        assert torch._C._cuda_memoryStats(3) == theirs(3)  # passed on to the replaced function
         assert original is not theirs
 
     def test_history_ends_with_the_replacement(self, pool: Pool) -> None:
@@ -393,7 +393,7 @@ class TestReplacing:
 
 
 class Litter:
-    """Buffers that only the garbage collector frees, some at a time."""
+    """Buffers freed only by the garbage collector, a few at a time."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool, self.stop = pool, threading.Event()
@@ -408,7 +408,7 @@ class Litter:
                 for _ in range(20):
                     Owner(self, draw.choice([100, 3000, 2 * MIB]))
                 while self.made - self.ended > 200 and not self.stop.wait(0.001):
-                    gc.collect()  # also what has become old, which the collector rarely looks at
+                    gc.collect()  # all generations
         except BaseException as error:
             self.wrong.append(error)
 
@@ -426,19 +426,19 @@ class Owner:
 
 
 class Plain(pickle.Unpickler):
-    """Nothing but built-in types."""
+    """An unpickler that allows built-in types only."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} in a snapshot")
 
 
 def actions() -> list[str]:
-    """Of device 0."""
+    """Return the actions of device 0."""
     return [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
 
 
 def relived(trace: list[dict[str, Any]]) -> dict[int, int]:
-    """What lives at the end of a trace: sizes by address."""
+    """Return the size of each live buffer at the end of a trace, by address."""
     live: dict[int, int] = {}
     for entry in trace:
         if entry["action"] == "alloc":
@@ -449,7 +449,7 @@ def relived(trace: list[dict[str, Any]]) -> dict[int, int]:
 
 
 def held(trace: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The ranges held from the device at the end of a trace, in which nothing comes twice or goes unseen."""
+    """Return the reserved ranges at the end of a trace; assert that its events are consistent."""
     ranges: list[tuple[int, int]] = []
     for entry in trace:
         if entry["action"] in ("segment_alloc", "segment_map"):
@@ -466,7 +466,7 @@ def held(trace: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted ranges, neighbours made one."""
+    """Sort ranges and merge adjacent ones."""
     whole: list[tuple[int, int]] = []
     for begin, end in ranges:
         if whole and whole[-1][1] == begin:

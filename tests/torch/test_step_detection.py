@@ -1,4 +1,4 @@
-"""Without marks an optimizer's steps end iterations, from the first one on."""
+"""Without marks, the steps of an optimizer end iterations, from the first step on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool(one_thread: None) -> Iterator[mempool.torch.TensorPool]:
 
 
 class Training:
-    """A little network on batches of sizes that are drawn, and another optimizer where asked."""
+    """A small network trained on batches of random sizes, with an optional second optimizer."""
 
     def __init__(self, draw: Callable[[], int], optimizers: int = 1) -> None:
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ def drawn(seed: int = 1) -> Callable[[], int]:
 
 
 def trained(pool: mempool.torch.TensorPool, training: Training, steps: int) -> tuple[list[str], float]:
-    """Return the losses of these steps, and the share of allocations that hit."""
+    """Run steps; return their losses and hit rate."""
     before = dict(pool.client.stats()["outcomes"])
     losses = []
     for _ in range(steps):
@@ -107,7 +107,7 @@ def test_every_step_from_the_first_ends_an_iteration(pool: mempool.torch.TensorP
 def test_cells_of_a_closure_are_no_iterations(
     pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LBFGS runs the model many times in its step, and the model its cell, without a limit."""
+    """Each step of LBFGS runs the model many times, and the model its cell; there is no limit."""
     monkeypatch.setattr("mempool.planning.learner.OPTIONS", dataclasses.replace(OPTIONS, max_unmarked=64))
     cell, plans = torch.nn.LSTMCell(256, 256), []
     optimizer = torch.optim.LBFGS(cell.parameters(), max_iter=3)
@@ -162,7 +162,7 @@ def test_marked_program_is_left_unchanged(pool: mempool.torch.TensorPool) -> Non
 
 
 def test_program_that_starts_to_mark_takes_over(pool: mempool.torch.TensorPool) -> None:
-    """Both would cut each iteration in two."""
+    """Marks and detected steps together would cut each iteration in two."""
     training = Training(drawn())
     trained(pool, training, 100)
     assert is_marked(pool)
@@ -174,7 +174,7 @@ def test_program_that_starts_to_mark_takes_over(pool: mempool.torch.TensorPool) 
 
 @pytest.mark.parametrize("what", ["step", "watch", "iteration", "close"])
 def test_hooks_of_the_program_stay_undisturbed(what: str) -> None:
-    """PyTorch walks over its hooks while it calls them."""
+    """PyTorch iterates over its hooks while it calls them."""
     pool = mempool.torch.install(device="cpu", background=False)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -217,7 +217,7 @@ def test_trace_shows_optimizer_steps_from_the_first(mode: Any, tmp_path: Path, o
 
 
 def test_recorded_lengths_are_planned_from_the_file(tmp_path: Path, cli: Cli, one_thread: None) -> None:
-    """Nobody marked anything, and the other order follows the plan from the second step on."""
+    """Without marks, another order of lengths follows the plan from the second step on."""
     file, plan = str(tmp_path / "run.trace"), str(tmp_path / "run.plan")
     with mempool.torch.install(device="cpu", background=False, mode="record", record=file):
         training = Training(drawn())
@@ -267,7 +267,7 @@ def test_plan_of_an_estimate_is_followed_by_the_unmarked_program(
 
 
 def planned_from(tmp_path: Path, cli: Cli, program: Callable[[], None], **options: Any) -> dict[str, Any]:
-    """What ``mempool plan`` says of a program's trace."""
+    """Return the answer of ``mempool plan`` for a program's trace."""
     file = str(tmp_path / "run.trace")
     with mempool.torch.install(device="cpu", background=False, record=file, **options):
         program()
@@ -276,7 +276,7 @@ def planned_from(tmp_path: Path, cli: Cli, program: Callable[[], None], **option
 
 @pytest.mark.parametrize("then", ["inference", "another optimizer"])
 def test_rare_steps_decide_nothing(tmp_path: Path, cli: Cli, one_thread: None, then: str) -> None:
-    """What repeats most is planned, as without them."""
+    """The most frequent repetition is planned, as without an optimizer."""
     training = Training(lambda: 2)
 
     def program() -> None:

@@ -1,4 +1,4 @@
-"""Installing a pool in PyTorch: what it serves, what it leaves alone, and every end tensors may come to."""
+"""Installation of a pool in PyTorch: served and unserved requests, and all ends of tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np
-from around import Around
+from around import OptimizerWrapper
 
 import mempool.numpy
 import mempool.torch
@@ -41,7 +41,7 @@ def owns(pool: mempool.Pool, tensor: Any) -> bool:
 
 
 def run(script: str, *, chatty: bool = False, **environment: str) -> str:
-    """The output of a program of its own, which must end well and, unless chatty, say nothing on stderr."""
+    """Run a program; return its output. Assert success and, unless ``chatty``, an empty stderr."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
@@ -106,7 +106,7 @@ class TestMemory:
         assert pool.core.stats()["live_blocks"] == 0
 
     def test_foreign_storages_resize(self) -> None:
-        """A storage keeps its allocator for ever."""
+        """A storage keeps its allocator when resized."""
         old = torch.ones(1000)
         with mempool.torch.install(device="cpu") as pool:
             inside = torch.ones(1000)
@@ -158,7 +158,7 @@ class TestMemory:
 
     @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
     def test_pinning_loaders_are_unchanged(self, pool: mempool.torch.TensorPool) -> None:
-        """Pinned memory is not of the CPU's allocator; without an accelerator nothing is pinned."""
+        """Pinned memory is not from the CPU allocator; without an accelerator no memory is pinned."""
         data = [torch.full((1000,), number) for number in range(6)]
         loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
         for number, batch in enumerate(loader):
@@ -193,7 +193,7 @@ class TestIterations:
     def test_repetitions_before_the_first_watched_step_get_no_plan(
         self, pool: mempool.torch.TensorPool, watched: bool
     ) -> None:
-        """Such as layers, in whose arena an optimizer's state would stay."""
+        """Repeated layers are an example: optimizer state would stay in their arena."""
         weight = torch.nn.Parameter(torch.ones(1000))
         if watched:
             pool.watch(torch.optim.SGD([weight], 0.1))
@@ -222,7 +222,7 @@ class TestIterations:
         weight = torch.nn.Parameter(torch.ones(1000))
         optimizer: Any = torch.optim.SGD([weight], 0.1)
         for _ in range(deep):
-            optimizer = Around(optimizer)
+            optimizer = OptimizerWrapper(optimizer)
         handle = pool.watch(optimizer)
         for _ in range(2**deep * 3):
             weight.square().sum().backward()
@@ -238,7 +238,7 @@ class TestIterations:
     def test_refused_watch_keeps_detection(self, pool: mempool.torch.TensorPool, what: str) -> None:
         weight = torch.nn.Parameter(torch.ones(1000))
         scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], 0.1), 1)
-        refused = {"text": "adam", "around nothing": Around(None), "scheduler": scheduler}[what]
+        refused = {"text": "adam", "around nothing": OptimizerWrapper(None), "scheduler": scheduler}[what]
         with pytest.raises(UsageError, match=rf"not {type(refused).__name__}"):
             pool.watch(refused)  # type: ignore[arg-type]
         for _ in range(20):
@@ -247,7 +247,7 @@ class TestIterations:
         assert pool.plans > 0
 
     def test_saved_plans_of_all_lengths_replay_in_any_order(self, tmp_path: Path) -> None:
-        """Hits from the first step on if that is as when recorded, else from the third at the latest."""
+        """Allocations hit from the first step on if it is as recorded, else from the third at the latest."""
 
         def trained(seed: int, count: int, pool: mempool.torch.TensorPool | None = None) -> list[str]:
             torch.manual_seed(0)
@@ -312,7 +312,7 @@ class TestProfiler:
     """
 
     def test_profiler_events_are_identical(self) -> None:
-        """Each operation with what it allocates and frees, in this order, and how much is in use then."""
+        """The profiler reports operations, allocations and frees in order, with the bytes in use."""
         plain, pooled = (
             json.loads(run(self.SCRIPT.format(pool=pool), chatty=True)) for pool in (False, True)
         )

@@ -1,4 +1,4 @@
-"""Trainings with the pool are those without, to the bit, also where they diverge and share memory."""
+"""Training with the pool is bit-identical, also with irregular steps and shared memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Few setups in which every two choices occur together once at least; the same ones each time."""
+    """Return few setups that contain each pair of choices, always the same ones."""
     names = list(choices)
     todo = {
         frozenset([(a, x), (b, y)])
@@ -57,7 +57,7 @@ def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
     setups = []
     while todo:
         setup: dict[str, Any] = {}
-        for name in names:  # the value that covers most of what is left
+        for name in names:  # the value that covers most of the remaining pairs
             setup[name] = max(
                 choices[name],
                 key=lambda value, name=name, setup=setup: (
@@ -75,13 +75,13 @@ def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def needs(setup: dict[str, Any]) -> None:
-    """Skip what is not installed."""
+    """Skip a setup whose packages are not installed."""
     if setup["model"] in ("bert", "llama") and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
 
 
 def check(plain: dict[str, Any], pooled: dict[str, Any], *, threads: int = 1) -> None:
-    """Everything that must hold of the same training with the pool and without.
+    """Check a training with the pool against the same training without.
 
     Of two threads that nobody synchronises, one may have come after the other in all iterations that were
     recorded, and come beside it later, as on a busy machine. Such a miss or two is learned from.
@@ -103,13 +103,13 @@ def check(plain: dict[str, Any], pooled: dict[str, Any], *, threads: int = 1) ->
 
 
 def both(trained: Trained, observer: str, **setup: Any) -> None:
-    """Train with and without, and check."""
+    """Train with and without the pool, and check."""
     needs(setup)
     pooled = trained("pool", observer=observer, **setup)
     check(trained("plain", **setup), pooled, threads=setup.get("threads", 1))
 
 
-#: The first setups have every value of each choice, and most pairs.
+#: Number of first setups, which contain every value of each choice and most pairs.
 PAIRS = pairwise(CHOICES)
 FIRST = 8
 
@@ -137,7 +137,7 @@ def pooled(trained_all: TrainedAll, setups: list[dict[str, Any]], observer: str)
 def test_default_allocator_agrees_across_processes(
     trained_all: TrainedAll, setups: list[dict[str, Any]], plain: list[dict[str, Any]]
 ) -> None:
-    """Without which bit-identity with it would mean nothing."""
+    """Otherwise, bit-identical results of the pool would prove nothing."""
     assert trained_all("plain", setups[:1]) == plain[:1]
 
 
@@ -165,7 +165,7 @@ def test_saved_plan_serves_a_later_process(
 
 
 HERE = Path(__file__).resolve().parent
-#: In which steps it departs from the habit; what lasts or recurs at a fixed distance, until that is planned.
+#: Irregular steps of each scenario; for lasting or periodic changes, the steps until a new plan.
 DEPARTURES: dict[str, Iterable[int]] = {
     "extra_tensor": (9, 25),
     "logged_clones": (5, 13, 21, 29),
@@ -182,7 +182,7 @@ DEPARTURES: dict[str, Iterable[int]] = {
     "frozen": (16,),
     "scheduled": (),
 }
-#: How many patterns recur, each of which has a plan.
+#: Number of recurring patterns of each scenario, each of which has a plan.
 PATTERNS = {
     "evaluation": 2,
     "last_batch": 2,
@@ -195,7 +195,7 @@ PATTERNS = {
 
 @functools.cache
 def runs(way: str, scenarios: tuple[str, ...], observer: str = "") -> dict[str, dict[str, Any]]:
-    """Run scenarios one after the other in a process of their own."""
+    """Run scenarios one after the other in a separate process."""
     return told_by(HERE / "diverging.py", way, observer, *scenarios)
 
 
@@ -205,7 +205,7 @@ def runs(way: str, scenarios: tuple[str, ...], observer: str = "") -> dict[str, 
 def test_results_are_identical_and_the_plan_is_resumed_at_once(
     observer: str, way: str, scenario: str
 ) -> None:
-    """With marks and without, nothing misses but in the iteration that departs, and the one after it."""
+    """With and without marks, only the irregular iteration and the next one have misses."""
     every = tuple(DEPARTURES)
     plain = runs("plain", every)[scenario]
     pooled = runs(way, every if way == "marked" else (scenario,), observer)[scenario]
@@ -222,7 +222,7 @@ def test_results_are_identical_and_the_plan_is_resumed_at_once(
     assert sum(misses) == report["misses"]
     if way == "marked" and scenario in PATTERNS:
         assert pooled["known"] == PATTERNS[scenario]
-        assert report["plans"] <= 5 * PATTERNS[scenario]  # each, and four times all of them together
+        assert report["plans"] <= 5 * PATTERNS[scenario]  # at most five plans of each pattern
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_training_is_identical_with_all_hits_in_less_memory(marks: bool) -> None
     assert (answer["state"], answer["misses"]) == ("replaying", 0)
     assert answer["coverage"] >= 0.99
     assert answer["planned_arena_bytes"] <= 1.02 * answer["peak_load_bytes"]
-    # Of a step; glibc mostly has thousands, and now and then happens to keep what the program frees.
+    # Page faults of a step; glibc mostly has thousands, but sometimes keeps the program's freed memory.
     assert statistics.median(done.pool.page_faults) <= 16
 
 

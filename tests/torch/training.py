@@ -1,9 +1,9 @@
-"""Training runs in a process of their own, as a user would write them; prints what came out as JSON.
+"""Train in a separate process, in a loop as a user would write it; print the results as JSON.
 
     python training.py pool|plain '{"model": "resnet", ...}' ...
 
-The loop is the same with the pool and without. Addresses are watched by an observer that shares nothing with
-the pool (tests/native/torch_observer.cpp), if its library is named.
+The loop is the same with and without the pool. If its library is named, an observer independent of the pool
+(tests/native/torch_observer.cpp) checks all addresses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and how."""
+    """Model, data and options of a training."""
 
     model: str
     optimizer: str = "adamw"
@@ -40,14 +40,14 @@ class Setup:
     workers: int = 0
     threads: int = 1
     marks: str = "none"  # none, step, iteration, watch
-    background: bool = False  # plan in a thread, which may come late on a busy machine, or between steps
+    background: bool = False  # plan in a thread, which is slow on a busy machine, rather than between steps
     steps: int = 20
     size: int = 4
     observer: str = ""
     plan: str = ""
     save: str = ""
-    limit: int = 0  # bytes, kept by swapping; 0 is none
-    rewriting: dict[str, Any] | None = None  # compiled by our backend, with these options
+    limit: int = 0  # limit in bytes of swapping; 0: none
+    rewriting: dict[str, Any] | None = None  # options of the compiled backend
     vectors: bool = True  # in inductor's kernels
 
 
@@ -65,7 +65,7 @@ class Data(torch.utils.data.Dataset[Any]):
 
 
 def batches(model: Model, setup: Setup) -> Iterator[Batch]:
-    """All batches, made here or by worker processes."""
+    """Yield the batches, made in this process or by worker processes."""
     data = Data(model, setup)
     if setup.workers == 0:
         yield from (data[number] for number in range(len(data)))
@@ -74,7 +74,7 @@ def batches(model: Model, setup: Setup) -> Iterator[Batch]:
 
 
 def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = int) -> list[str]:
-    """The losses, to the bit; what is to be done after each step is called then."""
+    """Train; return the exact losses. Call a function after each step."""
     kinds = {"sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, foreach=True)}
     kinds["adamw"] = lambda p: torch.optim.AdamW(p, 1e-3, foreach=True)
     optimizer = kinds[setup.optimizer](model.parameters())
@@ -110,7 +110,7 @@ def train(model: Model, setup: Setup, pool: Any, after: Callable[[], object] = i
 
 
 def compiled(model: Model, setup: Setup) -> Any:
-    """What gives the loss."""
+    """Return the function of the loss, compiled if required."""
     if setup.rewriting is not None:
         from mempool.torch.compiled.backend import register
 
@@ -120,7 +120,7 @@ def compiled(model: Model, setup: Setup) -> Any:
 
 
 def digest(model: Model) -> str:
-    """Of all parameters and buffers."""
+    """Return a digest of all parameters and buffers."""
     told = hashlib.sha256()
     for tensor in model.state_dict().values():
         told.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
@@ -128,7 +128,7 @@ def digest(model: Model) -> str:
 
 
 def observed(library: str) -> ctypes.CDLL:
-    """Put the observer between PyTorch and the pool."""
+    """Insert the observer between PyTorch and the pool."""
     from mempool import _core
 
     observer = ctypes.CDLL(library)
@@ -140,14 +140,14 @@ def observed(library: str) -> ctypes.CDLL:
 
 
 def keep_slow_plans() -> None:
-    """Let no time of an iteration withdraw a plan, since other tests share the machine."""
+    """Keep plans that seem slow, since other tests share the machine."""
     from mempool.planning import learner
 
     learner.OPTIONS = dataclasses.replace(learner.OPTIONS, max_slowdown=math.inf)
 
 
 def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str, Any]:
-    """What came out of one of them."""
+    """Run one training; return its results."""
     torch.manual_seed(0)
     torch.set_num_threads(setup.threads)
     if not setup.vectors:
@@ -163,7 +163,7 @@ def run(setup: Setup, observer: ctypes.CDLL | None, *, pooled: bool) -> dict[str
         pool = mempool.torch.install(background=setup.background, **options)
     if observer is not None:
         gc.collect()
-        observer.take_peak_bytes()  # that of the training before
+        observer.take_peak_bytes()  # reset the peak of the previous training
         base = observer.load_bytes()
     model = MODELS[setup.model]()
     model.checkpointing = setup.checkpointing

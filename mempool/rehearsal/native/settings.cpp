@@ -48,8 +48,6 @@ void set(Settings& into, const std::string& item) {
     into.values = values.at(text);
   } else if (key == "queues" && (text == "late" || text == "prompt")) {
     into.late = text == "late";
-  } else if (key == "handles" && (text == "own" || text == "none")) {
-    into.sharing = text == "own";
   } else {
     refuse(item);
   }

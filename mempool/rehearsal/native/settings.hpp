@@ -21,7 +21,6 @@ struct Settings {
   Values values = Values::zero;
   std::string arguments;  // file with the sizes of kernels' arguments; empty: uses of memory by kernels are unknown
   bool late = false;  // queued work is done only when somebody waits for the work
-  bool sharing = false;  // handles of memory and events for other processes are addresses of this one
 
   // Largest shared memory of a multiprocessor in bytes, by compute capability.
   std::size_t shared_per_processor() const;

@@ -165,7 +165,10 @@ class PoolLearning:
                 self._client.enter_dynamic()
 
     def begin(self) -> None:
-        """Let the pool learn moves that have become stable, and release the memory that they do not need."""
+        """Let the pool plan iterations with a stable offload schedule.
+
+        Return excess memory to the device first.
+        """
         if self._client is not None and not self._is_on:
             self._client.give_back()
         self.set(on=True)

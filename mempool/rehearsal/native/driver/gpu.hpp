@@ -121,7 +121,7 @@ struct Event {
   std::shared_ptr<Mark> mark;
 };
 
-enum Kind { kPlain, kManaged, kHost, kAddresses };
+enum Kind { kPlain, kManaged, kHost, kAddresses, kShared };  // the last is counted in another process
 
 struct Allocation {
   std::size_t bytes = 0;
@@ -286,7 +286,7 @@ class Gpu {
   int allocate(std::size_t bytes, int device, std::uintptr_t& address, Kind kind = kPlain) {
     if (bytes == 0) return kInvalidValue;
     if (bytes > kMemory) return kOutOfMemory;
-    const bool whole = kind == kAddresses || kind == kManaged || (alignment == 0 && bytes >= kWhole);
+    const bool whole = kind == kAddresses || kind == kManaged || kind == kShared || (alignment == 0 && bytes >= kWhole);
     const std::size_t offset = whole ? 0 : alignment != 0 ? alignment : 512;
     const std::size_t step = whole ? kWhole : kPage;
     const std::size_t pages = (offset + bytes + kPage - 1) / kPage * kPage;

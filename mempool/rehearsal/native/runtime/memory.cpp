@@ -328,22 +328,41 @@ EXPORTED int cudaMemPoolSetAttribute(void*, int, void*) { return 0; }
 EXPORTED int cudaMemPoolSetAccess(void*, const void*, std::size_t) { return 0; }
 EXPORTED int cudaMemPoolTrimTo(void*, std::size_t) { return 0; }
 
-// Memory of other processes, which this one cannot reach. For a test a handle of 64 bytes holds an address of this process.
+// Memory and events of other processes: addresses of the same size here, which count in the other process alone.
 namespace {
 
-constexpr std::size_t kHandleBytes = 64;
-
-int make_handle(void* handle, const void* object) {
-  if (!settings().sharing) return noted(kNotSupported);
-  std::memset(handle, 0, kHandleBytes);
-  std::memcpy(handle, &object, sizeof object);
-  return 0;
-}
+struct Shared {
+  std::uintptr_t address;  // in the process that made the handle
+  std::size_t bytes;
+  int device;
+  char rest[40];
+};
+static_assert(sizeof(Shared) == 64, "as large as a handle of CUDA");
 
 }  // namespace
 
-EXPORTED int cudaIpcGetMemHandle(void* handle, void* address) { return make_handle(handle, address); }
-EXPORTED int cudaIpcOpenMemHandle(void**, ...) { return noted(kNotSupported); }
-EXPORTED int cudaIpcCloseMemHandle(void*) { return noted(kNotSupported); }
-EXPORTED int cudaIpcGetEventHandle(void* handle, void* event) { return make_handle(handle, event); }
-EXPORTED int cudaIpcOpenEventHandle(void**, ...) { return noted(kNotSupported); }
+EXPORTED int cudaIpcGetMemHandle(Shared* handle, void* pointer) {
+  RUNTIME("cudaIpcGetMemHandle");
+  std::uintptr_t begin = 0;
+  const fake::Allocation* const in = gpu->found(reinterpret_cast<std::uintptr_t>(pointer), begin);
+  if (in == nullptr || in->kind != fake::kPlain) return noted(fake::kInvalidValue);
+  *handle = {begin, in->bytes, in->device, {}};
+  return 0;
+}
+EXPORTED int cudaIpcOpenMemHandle(void** pointer, Shared handle, unsigned) {
+  RUNTIME("cudaIpcOpenMemHandle");
+  std::uintptr_t address = 0;
+  const int code = gpu->allocate(handle.bytes, handle.device, address, fake::kShared);
+  *pointer = reinterpret_cast<void*>(address);
+  return noted(code);
+}
+EXPORTED int cudaIpcCloseMemHandle(void* pointer) {
+  RUNTIME("cudaIpcCloseMemHandle");
+  return give_back(pointer, {fake::kShared});
+}
+EXPORTED int cudaIpcGetEventHandle(Shared* handle, void* event) {
+  *handle = {reinterpret_cast<std::uintptr_t>(event), 0, 0, {}};
+  return 0;
+}
+extern "C" int cudaEventCreateWithFlags(fake::Event** event, unsigned);
+EXPORTED int cudaIpcOpenEventHandle(fake::Event** event, Shared) { return cudaEventCreateWithFlags(event, 0); }
