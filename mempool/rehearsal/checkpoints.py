@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -21,7 +22,7 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _SAVER, _LOADER = (f"torch.distributed.checkpoint.state_dict_{name}" for name in ("saver", "loader"))
 #: Modules after whose import `Redirection.patch_distributed` is called.
 MODULES = (_SAVER, _LOADER)
-_lstat = os.lstat  # the original function
+_lstat, _rename = os.lstat, os.rename  # the original functions
 #: Bytes of tensors from which a checkpoint is not written at all.
 _TOO_LARGE = 1 << 30
 
@@ -55,12 +56,23 @@ class Redirection:
             self._redirected.append(os.fspath(path))
         return self._places[name]
 
-    def known(self, path: Any) -> Any:
-        """Return the redirected path of a file, or the path itself."""
+    def known(self, path: Any, *, follow: bool = True) -> Any:
+        """Return the redirected path of a file, or the path itself.
+
+        Args:
+            path: the path, or something else, which is returned.
+            follow: whether to follow a symbolic link to a redirected file.
+        """
         if not isinstance(path, (str, os.PathLike)):
             return path
         name = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        return self._places.get(name) or self._place_of_others(name) or path
+        if place := self._places.get(name) or self._place_of_others(name):
+            return place
+        if follow:
+            with contextlib.suppress(OSError, RecursionError):
+                target = os.path.join(os.path.dirname(name), os.readlink(name))  # noqa: PTH115, PTH118, PTH120
+                return path if (found := self.known(target)) is target else found
+        return path
 
     def _place(self, name: str) -> Path:
         return self._folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}-{Path(name).name}"
@@ -145,8 +157,10 @@ class Redirection:
         opening = self._opening(builtins.open)
         for module in (builtins, io):
             self._patch(module, "open", opening)
-        for name in ("stat", "lstat", "access", "chmod", "utime", "truncate", "remove", "unlink"):
+        for name in ("stat", "access", "chmod", "utime", "truncate"):
             self._patch(os, name, self._knowing(getattr(os, name)))
+        for name in ("lstat", "remove", "unlink"):
+            self._patch(os, name, self._knowing(getattr(os, name), follow=False))
         # A checkpoint with a temporary name is later renamed or copied.
         for module, name in (
             (os, "replace"),
@@ -179,10 +193,11 @@ class Redirection:
 
         return call
 
-    def _knowing(self, function: Any) -> Any:
+    def _knowing(self, function: Any, *, follow: bool = True) -> Any:
         @functools.wraps(function)
         def call(path: Any, *args: Any, **options: Any) -> Any:
-            known = path if options.get("dir_fd") is not None else self.known(path)
+            follows = follow and options.get("follow_symlinks", True)
+            known = path if options.get("dir_fd") is not None else self.known(path, follow=follows)
             return function(known, *args, **options)
 
         return call
@@ -193,7 +208,11 @@ class Redirection:
 
         @functools.wraps(function)
         def call(source: Any, target: Any, *args: Any, **options: Any) -> Any:
-            place = self.known(source)
+            place = self.known(source, follow=False)
+            if place is source and os.path.isdir(source) and not options:  # noqa: PTH112
+                result = function(source, target, *args)
+                self._rename_folder(os.path.abspath(source), os.path.abspath(target))  # noqa: PTH100
+                return result
             if place is source:
                 path = isinstance(target, (str, os.PathLike)) and not options and os.path.isfile(source)  # noqa: PTH113
                 kept = self.moved(target) if path and self.matters(Path(target), "w") else target
@@ -209,6 +228,14 @@ class Redirection:
             return target
 
         return call
+
+    def _rename_folder(self, before: str, after: str) -> None:
+        """Give the redirected files of a folder that has another name the places of their new paths."""
+        for name in [name for name in self._places if name.startswith(before + os.sep)]:
+            new = after + name[len(before) :]
+            place, self._places[new] = self._places.pop(name), self._place(new)
+            with contextlib.suppress(FileNotFoundError):
+                _rename(place, self._places[new])
 
 
 def _with_path(

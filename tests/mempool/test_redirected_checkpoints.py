@@ -38,6 +38,29 @@ def test_copied_and_renamed_checkpoints_are_read_by_all_processes(
     assert [path.name for path in tmp_path.iterdir()] == ["redirected"]
 
 
+def test_redirected_checkpoints_are_read_through_links_and_in_renamed_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    redirection = Redirection(tmp_path / "redirected", [])
+    redirection.patch_files()
+    try:
+        os.mkdir("staging")  # noqa: PTH102 - as programs do
+        with open("staging/last.pt", "w") as file:  # noqa: PTH123
+            file.write("last")
+        os.symlink("last.pt", "staging/link")  # noqa: PTH211
+        os.rename("staging", "done")  # noqa: PTH104
+        for name in ("done/last.pt", "done/link"):
+            with open(name) as file:  # noqa: PTH123
+                assert file.read() == "last"
+        assert not os.path.exists("staging/last.pt")  # noqa: PTH110
+        os.remove("done/link")  # noqa: PTH107
+        assert os.path.exists("done/last.pt")  # noqa: PTH110
+    finally:
+        redirection.restore_files()
+    assert not any(Path("done").iterdir())
+
+
 def test_safetensors_of_any_framework_keep_an_older_file(tmp_path: Path) -> None:
     """In a process of its own, where its modules are imported after the patch."""
     pytest.importorskip("torch", reason="PyTorch is not installed")

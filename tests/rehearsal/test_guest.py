@@ -218,6 +218,36 @@ def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache(rec
     assert driver().faults == []
 
 
+@alone
+def test_iterations_smaller_than_a_known_one_use_the_idle_arena() -> None:
+    """After two allocations that tell the pool so."""
+    pool = install()
+
+    def layers(size: int) -> int:
+        pool.step()
+        kept = [tensor(size * MIB) for _ in range(12)]
+        held = torch.cuda.memory_reserved()
+        del kept
+        return held
+
+    def known(size: int) -> None:
+        for _ in range(8):
+            layers(size)
+            pool.plan_now()
+
+    known(30)
+    arena = pool.client.pool.stats()["arena_bytes"]
+    assert arena == 360 * MIB
+    assert layers(20) < arena + 3 * 20 * MIB
+    known(10)
+    assert layers(20) < arena + 3 * 20 * MIB, "larger than the iteration before"
+    hits = values(pool)["hits"]
+    layers(30)
+    assert values(pool)["hits"] == hits + 12
+    assert pool.client.pool.stats()["arena_bytes"] == arena
+    assert driver().faults == []
+
+
 @pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
 def test_arena_that_does_not_hold_every_plan_is_not_taken(expandable: str) -> None:

@@ -182,7 +182,7 @@ void Client::note(const Follower& follower, std::size_t bytes, Outcome outcome) 
 
 // Serve a request from the plan. `place`: receives the planned offset if only the arena is missing.
 Address Client::serve_planned(Sequence& sequence, std::size_t bytes, Outcome& outcome, Offset& place) {
-  const Follower::Due due = replaying_ && marked_ ? sequence.follower.early() : Follower::Due{};
+  const Follower::Due due = replaying_ && marked_ ? sequence.follower.early(known_) : Follower::Due{};
   Follower::Match match = sequence.follower.next(bytes, known_, marked_);
   if (match.boundary) boundary(sequence.follower.finished());
   if (matches_awaited_ != 0) confirm_loaded(sequence.follower, match);
@@ -378,7 +378,7 @@ void Client::record_large(const Sequence& sequence, Address address, std::size_t
 // Fast path of the steady state; 0: recording, a decision or another source of memory is required.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   if (!replaying_ || growth_deferred_ || bypass_.active || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
-  if (bypass_.larger != 0 && sequence.follower.early().size != 0) return 0;
+  if (bypass_.larger != 0 && sequence.follower.early(known_).size != 0) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());
@@ -457,6 +457,8 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
   }
   ++stats_.outcomes[static_cast<std::size_t>(outcome)];
   recorded = this->recorded();
+  // An iteration of an unknown variant would need as much memory again beside the arena, which it leaves idle.
+  if (address == 0 && replaying_ && mine.follower.begun_smaller() && !pool_->source().held()) address = pool_->from_idle_hole(bytes, stream);
   if (address == 0) return 0;
   count_allocation({address, pool_->round_up(bytes), false}, bytes);
   record_large(mine, address, bytes, stream);

@@ -115,14 +115,15 @@ class Follower {
   Pattern* finished() const noexcept { return finished_; }
   // Mark the follower as idle, without a part, since the thread has ended and no other thread has taken over.
   void set_idle(bool idle) noexcept { idle_ = idle; }
-  // The expected allocation if every allocation so far belongs to the iteration and the iteration has just
-  // begun; else a size of 0.
+  // The place of the next allocation, and the most bytes that any of the patterns has there, if every allocation so far belongs
+  // to the iteration and the iteration has just begun; else a size of 0.
   struct Due {
     std::uint64_t place = 0, size = 0;
   };
-  Due early() const noexcept {
+  Due early(const std::vector<Pattern*>& known) const noexcept {
     const std::uint64_t place = count_ - began_at_;
-    return table_ != nullptr && place < kEarly && place < table_->length() ? Due{place, table_->sizes[place]} : Due{};
+    if (table_ == nullptr || place >= kEarly || place >= table_->length()) return {};
+    return {place, most_at(place, known)};
   }
   // Return true if the follower has begun a part, so that the slots about to be used should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }
@@ -131,9 +132,19 @@ class Follower {
   // Return true if the current allocation is at the low-water mark, before which the fewest bytes are live.
   bool at_low_water() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->low_water + 1; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
+  // Return true if this iteration has begun unlike any known one, with smaller allocations.
+  bool begun_smaller() const noexcept { return smaller_; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
  private:
+  std::uint64_t most_at(std::uint64_t place, const std::vector<Pattern*>& known) const noexcept {
+    std::uint64_t most = table_->sizes[place];
+    for (Pattern* pattern : known) {
+      const Table* const table = own_table(pattern);
+      if (table != nullptr && place < table->length()) most = std::max(most, table->sizes[place]);
+    }
+    return most;
+  }
   const Slot& slot_at(std::uint32_t position) const noexcept {
     return table_->slots[position * std::size_t{pattern_->unroll} + column_];
   }
@@ -196,6 +207,7 @@ class Follower {
   std::uint64_t began_at_ = 0;   // count_ when the iteration began
   // count_ at which a warm-up is over, even one of a shorter variant; 0: the warm-up is over
   std::uint64_t warm_at_ = 0;
+  bool smaller_ = false;
   std::uint64_t recent_[kWindow] = {};
   // Another follower that plays a part this follower would take; the rival's count, and this follower's count
   // at the rival's last move.

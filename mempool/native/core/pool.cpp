@@ -75,6 +75,10 @@ Pool::Given Pool::allocate_in_hole(std::size_t bytes, Stream stream) noexcept tr
   return {};
 }
 
+Address Pool::from_idle_hole(std::size_t bytes, Stream stream) {
+  return arena_.state() == ArenaState::draining ? 0 : from_hole(bytes, stream, false).address;
+}
+
 // `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
 // stream.
 Pool::Given Pool::from_hole(std::size_t bytes, Stream stream, bool anywhere) {

@@ -7,6 +7,7 @@
 //
 // Everything here works on the stack and by system calls, so that it may run between fork and exec.
 
+#include <alloca.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -34,10 +35,18 @@ constexpr long long kMostCopied = 1LL << 30;  // bytes of a file that is copied;
 constexpr size_t kPath = PATH_MAX + 64;
 constexpr int kFollow = 0, kNoFollow = AT_SYMLINK_NOFOLLOW;
 
+// Returns a copy of a variable, since a program may change its environment.
+const char* variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? nullptr : strdup(value);
+}
+
 struct Settings {
-  const char* folder = std::getenv("MEMPOOL_FILES_FOLDER");
-  long long began = std::getenv("MEMPOOL_FILES_BEGAN") != nullptr ? std::atoll(std::getenv("MEMPOOL_FILES_BEGAN")) : 0;
-  const char* exempt = std::getenv("MEMPOOL_FILES_EXEMPT");
+  const char* library = variable("LD_PRELOAD");
+  const char* folder = variable("MEMPOOL_FILES_FOLDER");
+  const char* own_began = variable("MEMPOOL_FILES_BEGAN");
+  long long began = own_began != nullptr ? std::atoll(own_began) : 0;  // nanoseconds since the epoch
+  const char* exempt = variable("MEMPOOL_FILES_EXEMPT");
 };
 
 const Settings& settings() {
@@ -65,7 +74,8 @@ bool active() {
 
 bool is_exempt(const char* path) {
   for (const char* prefix : {"/proc/", "/sys/", "/dev/"}) {
-    if (std::strncmp(path, prefix, std::strlen(prefix)) == 0) return true;
+    // Names of open files, as /proc/self/fd/3, lead to files anywhere.
+    if (std::strncmp(path, prefix, std::strlen(prefix)) == 0) return std::strstr(path, "/fd/") == nullptr;
   }
   const char* cache = settings().exempt;
   if (cache != nullptr && *cache != 0 && std::strncmp(path, cache, std::strlen(cache)) == 0) return true;
@@ -293,11 +303,16 @@ int rename_at(int folder, const char* from, int into_folder, const char* into, u
   if (!source.old && !target.old) return static_cast<int>(syscall(SYS_renameat2, folder, from, into_folder, into, flags));
   if (source.is_gone()) return fail(ENOENT);
   if (source.mode == 0 && syscall(SYS_faccessat, folder, from, F_OK) != 0) return -1;
+  if ((flags & RENAME_EXCHANGE) != 0) return fail(EXDEV);
   if ((flags & RENAME_NOREPLACE) != 0 && target.old && !target.is_gone()) return fail(EEXIST);
   if (source.mode == S_IFDIR && (target.mode == 0 || (target.mode == S_IFDIR && target.is_gone()))) {
     return move_entries(folder, from, into_folder, into, target);
   }
   if (source.mode == S_IFLNK && target.mode == 0) return move_link(folder, from, into_folder, into);
+  if (source.mode == S_IFLNK && target.old && target.mode == S_IFLNK) {  // the old one stays
+    if (target.is_gone()) syscall(SYS_unlinkat, AT_FDCWD, target.mark, 0);
+    return unlink_at(folder, from, 0);
+  }
   // A program that gets this answer copies, and removes the source.
   static long long copied = 0;
   copied += source.old && !source.has_copy() ? source.size : 0;
@@ -357,10 +372,11 @@ int mkdir_at(int folder, const char* path, unsigned mode) {
   return static_cast<int>(syscall(SYS_unlinkat, AT_FDCWD, found.mark, 0));
 }
 
-// A link in the place of an old one that is hidden is not made: its name leads on where it led before.
+// A link in the place of an old one that is hidden is not made: the old one is there again.
 int symlink_at(const char* target, int folder, const char* path) {
-  if (Found(folder, path, kNoFollow).is_gone()) return 0;
-  return static_cast<int>(syscall(SYS_symlinkat, target, folder, path));
+  const Found found(folder, path, kNoFollow);
+  if (found.mode != S_IFLNK || !found.is_gone()) return static_cast<int>(syscall(SYS_symlinkat, target, folder, path));
+  return static_cast<int>(syscall(SYS_unlinkat, AT_FDCWD, found.mark, 0));
 }
 
 int truncate_path(const char* path, long length) {
@@ -548,6 +564,71 @@ REPLACED(int, setxattr, const char* path, const char* name, const void* value, s
 REPLACED(int, lsetxattr, const char* path, const char* name, const void* value, size_t size, int flags) {
   return setxattr_at(path, name, value, size, flags, kNoFollow);
 }
+
+namespace {
+
+// The environment for another program: with the variables of this library, where the caller's lacks them.
+struct Environment {
+  char added[4][2 * kPath];
+  char** entries;
+
+  // `room` is for as many pointers as `given` has, and five more.
+  Environment(char* const* given, char** room) : entries(room) {
+    int count = 0;
+    const char* preload = "";
+    for (char* const* entry = given; entry != nullptr && *entry != nullptr; ++entry) {
+      if (std::strncmp(*entry, "MEMPOOL_FILES_FOLDER=", 21) == 0) {
+        entries = const_cast<char**>(given);
+        return;
+      }
+      if (std::strncmp(*entry, "LD_PRELOAD=", 11) == 0) {
+        preload = *entry + 11;
+      } else {
+        room[count++] = *entry;
+      }
+    }
+    const auto& kept = settings();
+    const char* const names[] = {"LD_PRELOAD", "MEMPOOL_FILES_FOLDER", "MEMPOOL_FILES_BEGAN", "MEMPOOL_FILES_EXEMPT"};
+    const char* const values[] = {kept.library, kept.folder, kept.own_began, kept.exempt};
+    for (int k = 0; k < 4; ++k) {
+      if (kept.folder == nullptr || values[k] == nullptr) continue;
+      const bool joined = k == 0 && *preload != 0;
+      std::snprintf(added[k], sizeof added[k], "%s=%s%s%s", names[k], values[k], joined ? ":" : "", joined ? preload : "");
+      room[count++] = added[k];
+    }
+    room[count] = nullptr;
+  }
+};
+
+size_t length_of(char* const* given) {
+  size_t count = 0;
+  while (given != nullptr && given[count] != nullptr) ++count;
+  return count;
+}
+
+}  // namespace
+
+#define WITH_ENVIRONMENT                                                                     \
+  char** const room = static_cast<char**>(alloca((length_of(given) + 5) * sizeof(char*)));   \
+  const Environment environment(given, room)
+
+REPLACED(int, execve, const char* path, char* const* words, char* const* given) {
+  WITH_ENVIRONMENT;
+  return static_cast<int>(syscall(SYS_execve, path, words, environment.entries));
+}
+REPLACED(int, execvpe, const char* path, char* const* words, char* const* given) {
+  WITH_ENVIRONMENT;
+  return real<int (*)(const char*, char* const*, char* const*)>("execvpe")(path, words, environment.entries);
+}
+#define SPAWNS(name)                                                                                                  \
+  REPLACED(int, name, pid_t* process, const char* path, void* actions, void* attributes, char* const* words,          \
+           char* const* given) {                                                                                      \
+    using Function = int (*)(pid_t*, const char*, void*, void*, char* const*, char* const*);                          \
+    WITH_ENVIRONMENT;                                                                                                 \
+    return real<Function>(#name)(process, path, actions, attributes, words, environment.entries);                     \
+  }
+SPAWNS(posix_spawn)
+SPAWNS(posix_spawnp)
 
 REPLACED(DIR*, opendir, const char* path) {
   if (Readable(AT_FDCWD, path, kFollow).is_hidden(path)) {
