@@ -101,13 +101,13 @@ def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray
         result: NDArray[np.int64] = found[mine]
         return result
 
-    born = first(kind == EventType.ALLOC)
-    dead = first((kind == EventType.FREE) & (at > born))
+    birth = first(kind == EventType.ALLOC)
+    death = first((kind == EventType.FREE) & (at > birth))
     found = []
     for mask, reason in (
-        ((kind == EventType.ALLOC) & (at > born), "a buffer is allocated a second time"),
-        (at < born, "an event of a buffer before its alloc"),
-        (at > dead, "an event of a buffer after its free"),
+        ((kind == EventType.ALLOC) & (at > birth), "a buffer is allocated a second time"),
+        (at < birth, "an event of a buffer before its alloc"),
+        (at > death, "an event of a buffer after its free"),
     ):
         of_all = np.zeros(len(trace), np.bool_)
         of_all[order[mask]] = True
