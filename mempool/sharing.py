@@ -42,7 +42,11 @@ def check(
         raise UsageError(
             f"the memory of {share!r} is PyTorch's: to share it, install that pool with backend='pluggable'"
         )
-    if not (device is None or device is share.device or (device == "host" and _is_host(share))):
+    if not (
+        device is None
+        or device is share.device
+        or (device == "host" and isinstance(share.device, _core.HostDevice))
+    ):
         raise UsageError(f"{share!r} has another device: leave device out, or share a pool of {device!r}")
     for name in COMMON:
         requested, present = getattr(own, name), getattr(share.settings, name)
@@ -110,7 +114,3 @@ def cuda_device(
         raise UsageError(f"{share!r} is of CUDA device {device.index}, not {index}")
     share.client.device_is_bound()
     return device
-
-
-def _is_host(pool: Pool) -> bool:
-    return isinstance(pool.device, _core.HostDevice)

@@ -101,13 +101,13 @@ def _contradictions(trace: Trace, rows: NDArray[np.int64]) -> list[tuple[NDArray
         result: NDArray[np.int64] = found[mine]
         return result
 
-    born = first(kind == EventType.ALLOC)
-    dead = first((kind == EventType.FREE) & (at > born))
+    birth = first(kind == EventType.ALLOC)
+    death = first((kind == EventType.FREE) & (at > birth))
     found = []
     for mask, reason in (
-        ((kind == EventType.ALLOC) & (at > born), "a buffer is allocated a second time"),
-        (at < born, "an event of a buffer before its alloc"),
-        (at > dead, "an event of a buffer after its free"),
+        ((kind == EventType.ALLOC) & (at > birth), "a buffer is allocated a second time"),
+        (at < birth, "an event of a buffer before its alloc"),
+        (at > death, "an event of a buffer after its free"),
     ):
         of_all = np.zeros(len(trace), np.bool_)
         of_all[order[mask]] = True
@@ -121,8 +121,7 @@ def trace_of_buffers(buffers: Buffers) -> Trace:
     At equal times frees come before allocs, because lifetimes are half-open. A buffer with an empty lifetime
     takes no memory and gets size 0. The trace's buffer ids are the rows, the operations of the allocs are the
     buffers' ids, and times become nanoseconds. If all buffers have an offset, offsets become addresses; if
-    all have one
-    alignment, the metadata gets that alignment.
+    all have one alignment, the metadata gets that alignment.
 
     Raises:
         TraceError: buffers on a circle, persistent buffers, or buffers with gaps, which events cannot

@@ -139,12 +139,12 @@ def show_load(console: Console, buffers: Buffers) -> None:
     )
 
 
-def show_addresses(console: Console, buffers: Buffers, plan: Plan, *, height: int = 16) -> None:
+def show_addresses(console: Console, buffers: Buffers, plan: Plan) -> None:
     """Print addresses over time: in colours on a terminal, as letters elsewhere."""
     if console.is_terminal and _utf8(console) and console.color_system is not None:
-        console.print(address_picture(buffers, plan, width=_width(console), height=height))
+        console.print(address_picture(buffers, plan, width=_width(console), height=16))
     else:
-        console.print(address_letters(buffers, plan, width=_width(console), height=height), markup=False)
+        console.print(address_letters(buffers, plan, width=_width(console), height=16), markup=False)
 
 
 def _width(console: Console) -> int:

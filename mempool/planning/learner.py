@@ -145,7 +145,7 @@ class Learner:
         if self.replanner.improves and patterns and not self._is_young(patterns[0]):
             if self.replanner.improve(patterns[0], counts):
                 return True
-            if self._miss_rate() == 0:
+            if self._client.state()["miss_rate"] == 0:
                 self._settle()
                 return False
         if (fresh := self._first_unplanned(patterns, state)) is not None:
@@ -201,10 +201,6 @@ class Learner:
     def _misses(self) -> int:
         """Return the total number of allocations that had no plan or did not follow the plan."""
         return self._client.misses()
-
-    def _miss_rate(self) -> float:
-        """Return the share of misses since the last start or end of recording, or since the latest plan."""
-        return float(self._client.state()["miss_rate"])
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the present number of allocations of each sequence."""
@@ -298,10 +294,6 @@ class Learner:
         """Return true if buffers that outlive their iteration may have unrecorded frees."""
         return pattern.unresolved > 0 and pattern.iterations < OPTIONS.patient_iterations
 
-    def _settled_patterns(self, patterns: list[Pattern]) -> list[Pattern]:
-        """Return the patterns whose frees are all known."""
-        return [pattern for pattern in patterns if not self._is_young(pattern)]
-
     def _is_completed(self, known: PlannedPattern, state: dict[str, Any]) -> bool:
         """Return true if an iteration has ended, or the recording is shorter than two such iterations."""
         passed = state["allocations"] - state["recording_began"]
@@ -329,7 +321,8 @@ class Learner:
             return False
         if builder.neighbors.shares_memory() and not together:
             return False  # the blocking buffers may belong to other clients
-        return together.is_due(list(self.registry), self._settled_patterns(patterns), state["iterations"])
+        settled = [pattern for pattern in patterns if not self._is_young(pattern)]
+        return together.is_due(list(self.registry), settled, state["iterations"])
 
     def wake_conditions(self) -> dict[str, int]:
         """Return the arguments of `Client.wait_for_work`: the conditions that wake learner and replanner."""
@@ -360,9 +353,6 @@ class Learner:
             self.builder.forget()
             self.pause_after_failure()
 
-    def _has_budget(self) -> bool:
-        return bool(self._client.pool.stats()["budget_bytes"] <= sys.maxsize)
-
     def _reason_to_withdraw(self) -> str:
         """Return why the plans of marked iterations are unprofitable; empty if profitable or if undecided.
 
@@ -373,7 +363,8 @@ class Learner:
         """
         state = self._client.state()
         now, since = state["iterations"], max(self.registry.installed_at_iteration, self._paid_at_iteration)
-        judged = state["replaying"] and state["marked"] and not state["refusal"] and not self._has_budget()
+        has_budget = self._client.pool.stats()["budget_bytes"] <= sys.maxsize
+        judged = state["replaying"] and state["marked"] and not state["refusal"] and not has_budget
         if not judged or self.registry.are_given() or self._client.pinned_ranges():
             self._paid_at_iteration = now
             return ""

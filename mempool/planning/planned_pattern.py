@@ -95,16 +95,14 @@ class PlannedPattern:
 
     def _holds(self, pattern: Pattern, times: int) -> bool:
         """Return true if the circle contains the other pattern `times` times in a row."""
-        mine, theirs = (np.stack([b.size, q.astype(np.int64)]) for b, q in self._sequences_with(pattern))
+        pairs = ((self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence))
+        mine, theirs = (np.stack([buffers.size, sequence.astype(np.int64)]) for buffers, sequence in pairs)
         doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
         sought, width = np.tile(theirs, times).T.tobytes(), 16
         at = doubled.find(sought)
         while at >= 0 and at % width:
             at = doubled.find(sought, at + 1)
         return at >= 0
-
-    def _sequences_with(self, pattern: Pattern) -> list[tuple[Buffers, NDArray[np.int32]]]:
-        return [(self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence)]
 
     def is_close_to(self, pattern: Pattern) -> bool:
         """Return true if the other pattern differs in one short section only.

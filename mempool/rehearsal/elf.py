@@ -148,7 +148,7 @@ class _Machine:
     """Code of one architecture.
 
     Attributes:
-        number: of the architecture in an ELF header.
+        number: number of the architecture in an ELF header.
         relocation: type of a relocation that writes a symbol's address.
         returns_zero: machine code of a function that returns 0.
         size: bytes of a function that calls the handler.

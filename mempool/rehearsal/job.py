@@ -91,7 +91,7 @@ class Outcome:
         steps: optimizer steps that the program finished.
         ended: "steps" or "seconds" for an end by the rehearsal; "program" for an end by the program itself;
             "out of memory", "error", "hang" or "signal".
-        exit_code: of the process.
+        exit_code: exit code of the process.
         device: index of the device of the numbers.
         devices_used: number of devices that held memory.
         peak_allocated_bytes: largest size of all live tensors, as PyTorch reports.

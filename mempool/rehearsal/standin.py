@@ -56,7 +56,7 @@ class Installation:
 
     Attributes:
         folder: the package's folder.
-        version: of PyTorch, such as "2.11.0+cu130".
+        version: version of PyTorch, such as "2.11.0+cu130".
         cuda: version of CUDA that PyTorch was built with, such as "13.0".
         cudnn: version of the installed package of cuDNN, in cuDNN's format: 91900 for 9.19.0. None without a
             package.

@@ -114,16 +114,16 @@ def _views_of(trace: Trace, timeline: Timeline, at: int, allocators: Sequence[st
     from mempool.analysis.compare import parse_allocator
     from mempool.simulate import simulate
 
-    born, since = trace.kind == EventType.ALLOC, timeline.since
+    allocs, since = trace.kind == EventType.ALLOC, timeline.since
     views = []
-    if (trace.address[born] >= 0).any():
+    if (trace.address[allocs] >= 0).any():
         held = segments_of(recorded_segments(trace), since=since, end=len(trace))
-        views.append(recorded_view("recorded", at, timeline, trace.address[born], held))
+        views.append(recorded_view("recorded", at, timeline, trace.address[allocs], held))
     for name in () if timeline.still else allocators:
         choice = parse_allocator(name)
         done = simulate(trace, choice.allocator, **choice.settings)
         segments = segments_of(done.segments, since=since, end=len(trace))
-        views.append(recorded_view(name, at, timeline, done.address[born], segments))
+        views.append(recorded_view(name, at, timeline, done.address[allocs], segments))
     return views
 
 

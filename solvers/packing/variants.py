@@ -186,7 +186,7 @@ class VariantSet:
 
     def _pieces(self, variant: IterationVariant, number: int, column: int) -> list[Pieces]:
         """Return lists of pieces (start, end), each over all buffers of one column; some pieces are empty."""
-        born, end, head = (
+        birth, end, head = (
             np.arange(len(variant)),
             np.minimum(variant.buffers.end, len(variant)),
             int(self._head[number]),
@@ -194,11 +194,11 @@ class VariantSet:
         end = np.where(variant.outlives, len(variant), end)
         count = len(self._variants)
         pieces = [
-            (at + born, at + np.minimum(end, head))
+            (at + birth, at + np.minimum(end, head))
             for at in (self._at(before, number, column) for before in range(count))
         ]
         at = self._at(count - 1, number, column)  # the last beginning extends to the iteration's end
-        pieces.append((at + np.maximum(born, head), at + end))
+        pieces.append((at + np.maximum(birth, head), at + end))
         for follower in range(count):
             reach = np.where(variant.outlives, variant.reach[:, follower], 0)
             at, length = self._at(number, follower, column + 1), int(self._length[follower])
@@ -230,10 +230,10 @@ def agree_on_persistent(variants: Sequence[IterationVariant]) -> list[IterationV
 def _columns(variant: IterationVariant, length: NDArray[np.int64]) -> int:
     """Return the number of columns with which no buffer of a variant overlaps its own successor."""
     reach = np.where(variant.outlives[:, None], variant.reach, 0)
-    born = np.arange(len(variant))[:, None]
-    columns = np.where(reach > born, 2, 1)
+    birth = np.arange(len(variant))[:, None]
+    columns = np.where(reach > birth, 2, 1)
     beyond = reach - length
-    columns = np.where(beyond > 0, np.where(beyond > born, 3, 2), columns)
+    columns = np.where(beyond > 0, np.where(beyond > birth, 3, 2), columns)
     return int(columns.max(initial=1))
 
 

@@ -65,8 +65,9 @@ def check_bytes(value: int, name: str, *, least: int = 0, most: int = 1 << 56) -
         raise ValueError(f"{name}={value!r} is not a whole number from {least} to {most}")
 
 
-def check_power_of_two(value: int, name: str, most: int = 1 << 40) -> None:
-    """Raise ValueError unless the value is a power of two up to ``most``."""
+def check_power_of_two(value: int, name: str) -> None:
+    """Raise ValueError unless the value is a power of two up to 2**40."""
+    most = 1 << 40
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not 1 <= value <= most or value & (value - 1):
         raise ValueError(f"{name}={value!r} is not a power of two up to {most}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import programs
 import pytest
-from commands import COMMAND, MEMPOOL, both, outcome, start, write
+from commands import COMMAND, MEMPOOL, outcome, plain_and_pooled, start, write
 from pools import run
 
 from mempool import Pool
@@ -120,7 +120,7 @@ PROGRAMS = {
 def test_program_behaves_as_under_plain_python(tmp_path: Path, program: str) -> None:
     """Output, errors and exit status of a script are Python's own, to the byte."""
     write(tmp_path / "script.py", PROGRAMS[program])
-    plain, pooled = both(tmp_path, "script.py", "-m", "--json", "x y", given="one\ntwo\n")
+    plain, pooled = plain_and_pooled(tmp_path, "script.py", "-m", "--json", "x y", given="one\ntwo\n")
     assert pooled == plain
 
 
@@ -142,7 +142,7 @@ def test_multiprocessing_is_as_under_plain_python(tmp_path: Path, method: str) -
                 print(pool.map(work, [Job(n) for n in range(5)]))
     """
     write(tmp_path / "script.py", program)
-    plain, pooled = both(tmp_path, "script.py", method)
+    plain, pooled = plain_and_pooled(tmp_path, "script.py", method)
     assert pooled == plain
     assert plain.status == 0
 
@@ -168,7 +168,7 @@ def test_modules_code_folders_archives_and_stdin_run_as_under_plain_python(tmp_p
         ("archive.zip", "a"),
         ("-", "a"),
     ):
-        plain, pooled = both(tmp_path, *command, given=show)
+        plain, pooled = plain_and_pooled(tmp_path, *command, given=show)
         assert pooled == plain, command
 
 
@@ -177,7 +177,7 @@ def test_failing_import_under_numpy_shows_no_frame_of_mempool(tmp_path: Path) ->
     write(tmp_path / "script.py", "import numpy")
     for broken in ("1 / 0", "import no_such_module", "def"):
         write(tmp_path / "numpy.py", broken)
-        plain, pooled = both(tmp_path, "script.py")
+        plain, pooled = plain_and_pooled(tmp_path, "script.py")
         assert pooled == plain, broken
 
 
@@ -193,7 +193,9 @@ def test_sitecustomize_and_interpreter_flags_of_the_user_are_kept(tmp_path: Path
         """,
     )
     for flags in (("-O", "-W", "error"), ("-OW", "error"), ("--check-hash-based-pycs", "always", "-Werror")):
-        plain, pooled = both(tmp_path, "script.py", flags=flags, PYTHONPATH=str(tmp_path / "site"))
+        plain, pooled = plain_and_pooled(
+            tmp_path, "script.py", flags=flags, PYTHONPATH=str(tmp_path / "site")
+        )
         assert pooled.stdout == "custom\n" + plain.stdout
         assert (pooled.stderr, pooled.status) == (plain.stderr, plain.status)
         assert plain.status == 1

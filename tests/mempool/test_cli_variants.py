@@ -12,7 +12,7 @@ import numpy as np
 import programs
 import pytest
 from answers import Cli
-from combinations import some
+from combinations import combinations
 from pools import simulated
 from random_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
@@ -59,7 +59,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("work", "late", "long"), some([in_steps, marking_last], [False, True], [False, True], every=3)
+    ("work", "late", "long"), combinations([in_steps, marking_last], [False, True], [False, True], every=3)
 )
 def test_pool_follows_given_joint_plans_from_the_second_iteration_on(
     tmp_path: Path, cli: Cli, work: Callable[..., None], late: bool, long: bool

@@ -151,11 +151,11 @@ def test_threads_doing_equal_work_do_not_disturb_the_replaying_thread(workers: i
                     core.free(kept.pop(0))
         together.abort()
 
-    def until_one_is_through(worker: int) -> None:
+    def iterate_until_one_ends(worker: int) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
             loop(worker)
 
-    threads = [threading.Thread(target=until_one_is_through, args=(k,)) for k in range(workers)]
+    threads = [threading.Thread(target=iterate_until_one_ends, args=(k,)) for k in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:

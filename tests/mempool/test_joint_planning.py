@@ -9,7 +9,7 @@ from pathlib import Path
 
 import programs
 import pytest
-from combinations import some
+from combinations import combinations
 from pools import simulated
 from random_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
@@ -22,7 +22,7 @@ from mempool.planning.plan_files import read_plans
 LEARNED = 80
 
 
-def letting_go(
+def gradient_program(
     memory: programs.Watched, scale_of: Callable[[int], int], late: Callable[[int], bool]
 ) -> Callable[[int], None]:
     """Keep gradients that the next iteration frees first or, if ``late``, last; the sizes are the same."""
@@ -42,7 +42,7 @@ def letting_go(
     return iteration
 
 
-def in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
+def run_in_regions(pool: Pool, iteration: Callable[[int], None], count: int, *, first: int = 0) -> None:
     """Run like `run`, in regions, with a buffer of a different size between regions each time."""
     for number in range(first, first + count):
         with pool.iteration():
@@ -69,11 +69,11 @@ def memory(pool: Pool) -> Iterator[programs.Watched]:
 
 @pytest.mark.parametrize(
     ("scales", "late", "order", "work"),
-    some(
+    combinations(
         [(1024, 1700), (1024, 1024, 1500), (900, 1300, 1900, 2500)],
         [False, True],
         [in_turn, at_random],
-        [in_steps, in_regions],
+        [in_steps, run_in_regions],
         every=11,
     ),
 )
@@ -178,7 +178,7 @@ def saved(path: Path, order: Callable[[int], int], **how: bool) -> None:
 
 @pytest.mark.parametrize(
     ("work", "first", "late", "long"),  # the first iteration is of any variant
-    some([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=11),
+    combinations([in_steps, marking_last], [0, 1, 3], [False, True], [False, True], every=11),
 )
 def test_saved_joint_plans_hit_from_the_first_iteration_of_the_recorded_variant(
     tmp_path: Path, work: Callable[..., None], first: int, late: bool, long: bool
@@ -215,11 +215,11 @@ def test_longer_lifetimes_replan_saved_joint_plans(tmp_path: Path) -> None:
     """The second program has the same sizes."""
     order = at_random((900, 1300, 1900))
     with program() as (pool, memory):
-        in_steps(pool, letting_go(memory, order, lambda _: False), 2 * LEARNED)
+        in_steps(pool, gradient_program(memory, order, lambda _: False), 2 * LEARNED)
         assert pool.planner.learner.builder.joint
         pool.save(tmp_path / "plan")
     with program(tmp_path / "plan") as (pool, memory):
-        iteration = letting_go(memory, order, lambda _: True)
+        iteration = gradient_program(memory, order, lambda _: True)
         in_steps(pool, iteration, 3 * LEARNED)
         assert misses(pool, lambda: in_steps(pool, iteration, 200, first=3 * LEARNED)) == 0
         assert pool.plans > 0
@@ -229,7 +229,7 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
     """Rejected replacements are not saved. Gradients are freed later from some iteration on."""
     order = at_random((900, 1300, 1900))
     with program() as (pool, memory):
-        iteration = letting_go(memory, order, lambda number: number >= 2 * LEARNED)
+        iteration = gradient_program(memory, order, lambda number: number >= 2 * LEARNED)
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool.planner.learner.registry)
         tried = []
@@ -256,7 +256,7 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool, memory: 
     in_steps(pool, iteration, LEARNED)
     with Pool(name="other", share=pool, background=False) as other:
 
-        def both(number: int) -> None:
+        def iterate_both(number: int) -> None:
             other.step()
             held = [other.allocate(size) for size in (30_000, 50_000, 20_000)]
             iteration(number)
@@ -264,8 +264,8 @@ def test_another_client_on_the_memory_keeps_the_joint_plans(pool: Pool, memory: 
                 other.free(address)
             other.plan_now()
 
-        in_steps(pool, both, 3 * LEARNED, first=LEARNED)
-        assert misses(pool, lambda: in_steps(pool, both, 100, first=4 * LEARNED)) == 0
+        in_steps(pool, iterate_both, 3 * LEARNED, first=LEARNED)
+        assert misses(pool, lambda: in_steps(pool, iterate_both, 100, first=4 * LEARNED)) == 0
         assert pool.planner.learner.builder.joint
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from combinations import some
+from combinations import combinations
 from divergence import Planning, Watcher
 from hypothesis import example, given, note, settings
 from pools import simulated
@@ -299,7 +299,7 @@ class Program:
 
 @given(st.lists(phases, min_size=1, max_size=4), st.booleans(), st.sampled_from([7, 50, 400]))
 @example([Epochs(1, 5, (3, 1)), Loop(1, 5)], False, 50)  # one miss in forty, for ever
-def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
+def check_program(several: list[Phase], marks: bool, every: int) -> None:
     program = Program(marks=marks, every=every)
     for phase in several:
         program.do(phase)
@@ -307,10 +307,12 @@ def whatever_was_before(several: list[Phase], marks: bool, every: int) -> None:
 
 @pytest.mark.parametrize("examples", [3, pytest.param(100, marks=pytest.mark.full)])
 def test_repeated_iterations_are_planned_after_any_history(examples: int) -> None:
-    settings(deadline=None, max_examples=examples)(whatever_was_before)()
+    settings(deadline=None, max_examples=examples)(check_program)()
 
 
-@pytest.mark.parametrize(("kept", "marks", "evaluates"), some([1, 6], [True, False], [True, False], every=3))
+@pytest.mark.parametrize(
+    ("kept", "marks", "evaluates"), combinations([1, 6], [True, False], [True, False], every=3)
+)
 def test_buffers_kept_for_a_while_cost_no_hits_for_ever(marks: bool, kept: int, evaluates: bool) -> None:
     """A plan around kept buffers, or for their long lifetimes, gives way to a plan of present buffers."""
     program = Program(marks=marks, every=20)

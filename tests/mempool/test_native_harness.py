@@ -9,7 +9,7 @@ from pathlib import Path
 
 import harness_runs
 import pytest
-from harness_runs import notices_each, seeds_until_time_is_up
+from harness_runs import assert_guards_needed, seeds_until_time_is_up
 
 import build
 
@@ -69,7 +69,7 @@ def test_many_random_programs_on_threads_keep_every_promise(
 @pytest.mark.timeout(0)
 def test_harness_notices_each_removed_guard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = harness(folder, "none", mutations=True)
-    notices_each(
+    assert_guards_needed(
         harness_runs.STRESS,
         lambda guard: [
             stress(program, device, seed, 4, removed=guard)

@@ -43,13 +43,15 @@ def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
     return made
 
 
-def plainly(events: NDArray[Any], alive: dict[int, int], born: itertools.count[int]) -> list[tuple[int, ...]]:
+def expected_rows(
+    events: NDArray[Any], alive: dict[int, int], buffer_numbers: itertools.count[int]
+) -> list[tuple[int, ...]]:
     """EventType, buffer, size, stream, thread, time, operation and address of each row."""
     named = []
     for event in events:
         kind, address = int(event["kind"]), int(event["address"])
         if kind == ALLOC:
-            alive[address] = next(born)
+            alive[address] = next(buffer_numbers)
         buffer = alive.get(address, -1) if kind <= USE else -1
         if kind in (FREE, HANDOVER):
             alive.pop(address, None)
@@ -82,13 +84,13 @@ def test_rows_equal_the_events(events: list[tuple[int, int, int, int]], cuts: li
     """The records arrive in any pieces; a handover at a piece's end is a free, before the next event."""
     made = records(events)
     recording = EventConverter(64, addresses=True)
-    alive, born = dict[int, int](), itertools.count()
+    alive, buffer_numbers = dict[int, int](), itertools.count()
     for begin, end in itertools.pairwise(sorted({0, len(made), *(min(cut, len(made)) for cut in cuts)})):
         trace = recording.trace(made[begin:end].tobytes())
         columns = trace.kind, trace.buffer, trace.size, trace.stream, trace.thread
         columns += trace.time_ns, trace.operation, trace.address
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
-        assert rows == plainly(made[begin:end], alive, born)
+        assert rows == expected_rows(made[begin:end], alive, buffer_numbers)
         assert trace.names == ("step", "begin", "end", "optimizer step")
         assert trace.alignment == 64
 
@@ -109,7 +111,7 @@ def test_brief_records_have_the_stream_of_their_sequence_and_no_time(
     trace = EventConverter(64).convert_brief(convert_brief.view(np.uint8), STREAMS)
     columns = trace.kind, trace.buffer, trace.size, trace.stream, trace.thread, trace.time_ns, trace.operation
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    assert rows == [row[:-1] for row in plainly(made, {}, itertools.count())]
+    assert rows == [row[:-1] for row in expected_rows(made, {}, itertools.count())]
     assert (trace.address == -1).all()
 
 

@@ -71,11 +71,11 @@ def test_faults_found_by_worlds_stay_fixed(
 
 def test_failure_is_shrunk_to_its_essential_steps(folder: Path) -> None:
     program = world(folder, "address")
-    told = soak.shrunk(program, 65, "whole", steps=2000, MEMPOOL_REMOVED_GUARD="resize_shared")
+    told = soak.minimal_failure(program, 65, "whole", steps=2000, MEMPOOL_REMOVED_GUARD="resize_shared")
     assert int(re.search(r"fails in (\d+) steps", told)[1]) < 25  # type: ignore[index]
     assert "uses buffer #" in told
     assert "memory that another stream may still use" in told.splitlines()[-1]
-    assert "does not fail" in soak.shrunk(program, 65, "whole", steps=2000)
+    assert "does not fail" in soak.minimal_failure(program, 65, "whole", steps=2000)
 
 
 def test_every_guard_of_the_core_is_covered_by_some_harness() -> None:

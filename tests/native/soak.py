@@ -48,7 +48,7 @@ def worlds(
     return answer
 
 
-def shrunk(program: Path, seed: int, mode: str, *, steps: int = STEPS, **env: str) -> str:
+def minimal_failure(program: Path, seed: int, mode: str, *, steps: int = STEPS, **env: str) -> str:
     """Return the log of a minimal set of steps of a failing seed."""
     command = [str(program), "shrink", str(seed), str(steps), mode]
     return subprocess.run(
@@ -98,7 +98,7 @@ def main() -> int:
     except WorldError as error:
         print(error)
         seed, mode = str(error).split(":")[0].split()[1:3]
-        print(shrunk(program, int(seed), mode))
+        print(minimal_failure(program, int(seed), mode))
         return 1
     for mode, did in sums.items():
         if did:

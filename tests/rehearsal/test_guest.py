@@ -219,7 +219,7 @@ def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache(rec
 
 
 @alone
-def test_iterations_smaller_than_a_known_one_use_the_idle_arena() -> None:
+def test_iterations_smaller_than_a_known_iteration_use_the_idle_arena() -> None:
     """After two allocations that tell the pool so."""
     pool = install()
 

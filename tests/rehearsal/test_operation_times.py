@@ -86,7 +86,8 @@ def test_causal_attention_takes_half_the_time_and_its_gradients_two_and_a_half_t
         def attend(made: list[torch.Tensor] = made, causal: bool = causal) -> None:
             made.append(functional.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
-        assert (took := nanoseconds(attend)) == round(products / SINGLE / (1 + causal)), took
+        took = nanoseconds(attend) - round(products / SINGLE / (1 + causal))
+        assert took in (0, 4000), took  # PyTorch 2.14 fills the seed and its offset first
         gradient = torch.empty_like(made[0])
         backward = nanoseconds(lambda made=made, gradient=gradient: made[0].backward(gradient))  # type: ignore[misc]
         least = 2.5 * products / SINGLE / (1 + causal)

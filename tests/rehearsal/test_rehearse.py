@@ -118,6 +118,12 @@ def test_fit_of_a_program_is_its_rehearsal(cli: Cli) -> None:
     assert "out of memory" in out
 
 
+def test_varied_argument_that_a_program_lacks_is_explained(cli: Cli) -> None:
+    Path("train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    out, _ = cli.run("rehearse --vary bs=1,2 train.py", code=4)
+    assert "if the program has no --bs, write its own argument: bs={bs}, " in out
+
+
 def test_training_on_the_host_is_said_to_use_no_gpu(cli: Cli) -> None:
     Path("host.py").write_text(
         "import torch\n"

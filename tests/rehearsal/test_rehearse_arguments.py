@@ -67,6 +67,13 @@ def test_varied_argument_leaves_the_script_alone() -> None:
     assert with_argument(("n=8.py", "n=8"), "n", "9") == ("n=8.py", "n=9")
 
 
+def test_added_argument_is_spelled_as_in_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('parser.add_argument("-b", "--batch-size")')
+    for name in ("batch_size", "batch-size"):
+        assert with_argument((str(script),), name, "8") == (str(script), "--batch-size=8")
+
+
 def test_variation_is_a_name_with_values() -> None:
     assert parse_variation("batch_size=8,16") == ("batch_size", ("8", "16"))
     assert parse_variation("--lr=a=b") == ("lr", ("a=b",))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 
-def some(*values: Sequence[object], every: int) -> list[object]:
+def combinations(*values: Sequence[object], every: int) -> list[object]:
     """Return all combinations; all but each `every`-th have the mark "full".
 
     No length may divide `every`, so that each value is tried.

@@ -45,7 +45,7 @@ def outcome(process: subprocess.Popen[str], given: str = "") -> Outcome:
     return Outcome(*texts, process.returncode)
 
 
-def both(
+def plain_and_pooled(
     folder: Path, *command: str, given: str = "", flags: tuple[str, ...] = (), **environment: str
 ) -> tuple[Outcome, Outcome]:
     """Return the outcomes of a command line under plain Python and under the pool."""

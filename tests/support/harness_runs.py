@@ -24,7 +24,7 @@ def seeds_until_time_is_up(run: Callable[[int], Run], seconds: float) -> None:
         seed += 1
 
 
-def notices_each(
+def assert_guards_needed(
     guards: Sequence[str], runs_without: Callable[[str | None], list[Run]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Assert that some run fails without each guard, and none with all guards.

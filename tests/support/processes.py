@@ -20,7 +20,7 @@ import pytest
 _RAN = "ran\n"
 
 
-def told_by(script: Path, *arguments: str) -> dict[str, Any]:
+def json_output_of(script: Path, *arguments: str) -> dict[str, Any]:
     """Return the JSON object of a script's last line; assert that the script succeeds."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=800, check=False

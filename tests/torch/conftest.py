@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from processes import forking, told_by
+from processes import forking, json_output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def trained() -> Callable[..., dict[str, Any]]:
     """Return a function that trains in a separate process: ``trained("pool", model="gpt", ...)``."""
 
     def run(way: str, **setup: Any) -> dict[str, Any]:
-        return told_by(HERE / "training.py", way, json.dumps(setup))
+        return json_output_of(HERE / "training.py", way, json.dumps(setup))
 
     return run
 
@@ -209,7 +209,7 @@ def trained_all() -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]
     """Return a function that runs several trainings in one separate process."""
 
     def run(way: str, setups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        said: Any = told_by(HERE / "training.py", way, *map(json.dumps, setups))
+        said: Any = json_output_of(HERE / "training.py", way, *map(json.dumps, setups))
         return said if isinstance(said, list) else [said]
 
     return run

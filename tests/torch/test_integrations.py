@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import told_by
+from processes import json_output_of
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -24,7 +24,7 @@ def said(request: pytest.FixtureRequest) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("OMP_NUM_THREADS", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("HF_HUB_OFFLINE", "1")):
             patch.setenv(name, value)
-        return told_by(Path(__file__).with_name("integrated.py"), request.param)
+        return json_output_of(Path(__file__).with_name("integrated.py"), request.param)
 
 
 def test_training_with_a_callback_is_bit_identical(said: Any) -> None:

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-from processes import alone, run_each_alone, told_by
+from processes import alone, json_output_of, run_each_alone
 
 from mempool.demo.race import race
 
@@ -102,7 +102,7 @@ def check(plain: dict[str, Any], pooled: dict[str, Any], *, threads: int = 1) ->
     assert report["hits"] + report["misses"] >= whole * report["planned_buffers"] > 0
 
 
-def both(trained: Trained, observer: str, **setup: Any) -> None:
+def train_and_check(trained: Trained, observer: str, **setup: Any) -> None:
     """Train with and without the pool, and check."""
     needs(setup)
     pooled = trained("pool", observer=observer, **setup)
@@ -152,7 +152,7 @@ def test_training_is_bit_identical_and_hits(
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
 def test_compiled_training_is_bit_identical(trained: Trained, observer: str, model: str) -> None:
-    both(trained, observer, model=model, marks="watch", compiled=True)
+    train_and_check(trained, observer, model=model, marks="watch", compiled=True)
 
 
 def test_saved_plan_serves_a_later_process(
@@ -196,7 +196,7 @@ PATTERNS = {
 @functools.cache
 def runs(way: str, scenarios: tuple[str, ...], observer: str = "") -> dict[str, dict[str, Any]]:
     """Run scenarios one after the other in a separate process."""
-    return told_by(HERE / "diverging.py", way, observer, *scenarios)
+    return json_output_of(HERE / "diverging.py", way, observer, *scenarios)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def begins(sizes: list[int]) -> int | None:
     return best[0] if length >= max(LEAST_EVIDENCE, LEAST_REPEATS * best[1]) else None
 
 
-def plainly(sequence: list[int], size: list[int]) -> int | None:
+def iterations_start_by_force(sequence: list[int], size: list[int]) -> int | None:
     """Compute `iterations_start` by brute force."""
     late = sorted(set(sequence[len(size) // 2 :]))
     if not late:
@@ -135,7 +135,7 @@ def test_iterations_begin_matches_brute_force(
         size.append(queues[s].pop(0))
     columns = np.array(sequence, np.uint32), np.array(size, np.uint64)
     found = iterations_start(*columns)
-    assert (None if found < 0 else found) == plainly(sequence, size)
+    assert (None if found < 0 else found) == iterations_start_by_force(sequence, size)
 
 
 @pytest.mark.parametrize("varying", [1, 2])

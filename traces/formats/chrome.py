@@ -140,7 +140,7 @@ class _Seen:
         if type(name) is not str:
             return
         if phase == "X" and category in _STEPS and name.startswith("ProfilerStep#"):
-            self.memory.extend((_time(event, "ts"), self._thread(event), 0, 0, 0, row, _STEP, -1, 0, 0))
+            self.memory.extend((_time(event), self._thread(event), 0, 0, 0, row, _STEP, -1, 0, 0))
         elif phase == "X" and category in _OPERATORS:
             self._add_operator(event, name)
         elif phase == "X" and category in _FUNCTIONS:
@@ -168,7 +168,7 @@ class _Seen:
         size = _integer(told, "Bytes")
         number(abs(size), "Bytes")
         if size:
-            where = (_time(event, "ts"), self._thread(event), self._device(told))
+            where = (_time(event), self._thread(event), self._device(told))
             totals = (_total(told, "Total Allocated"), _total(told, "Total Reserved"))
             order = told.get("Ev Idx")
             order = order if type(order) is int and 0 <= order <= LARGEST else -1
@@ -181,9 +181,7 @@ class _Seen:
             raise TraceError("an out-of-memory event without fields")
         size = refused_size(told.get("Bytes"))
         device = self._device(told) if "Device Type" in told else HOST
-        self.memory.extend(
-            (_time(event, "ts"), self._thread(event), device, 0, size, row, _REFUSED, -1, 0, 0)
-        )
+        self.memory.extend((_time(event), self._thread(event), device, 0, size, row, _REFUSED, -1, 0, 0))
 
     def _device(self, told: dict[str, Any]) -> int:
         kind, index = _integer(told, "Device Type"), _integer(told, "Device Id")
@@ -202,7 +200,7 @@ class _Seen:
         return self.log.thread(name)
 
     def _span(self, event: dict[str, Any], name: int) -> tuple[int, int, int, int]:
-        start, length = _time(event, "ts"), event.get("dur")
+        start, length = _time(event), event.get("dur")
         if not isinstance(length, (int, float)) or not length > 0:  # a span without end contains no event
             length = 0
         end = start + round(min(length, LARGEST // 1000) * 1000)
@@ -360,12 +358,12 @@ def _around(memory: NDArray[np.int64], spans: array[int]) -> NDArray[np.int64]:
     return np.append(name, -1)[found]
 
 
-def _time(event: dict[str, Any], name: str) -> int:
-    """Return a time of the JSON, in microseconds there, in ns."""
-    value = event.get(name)
+def _time(event: dict[str, Any]) -> int:
+    """Return the time of an event in ns; the JSON has microseconds."""
+    value = event.get("ts")
     if isinstance(value, (int, float)) and 0 <= value <= LARGEST // 1000:  # false for NaN
         return round(value * 1000)
-    raise TraceError(f"not a time: {name} {str(value)[:40]!r}")
+    raise TraceError(f"not a time: ts {str(value)[:40]!r}")
 
 
 def _total(told: dict[str, Any], name: str) -> int:

@@ -59,10 +59,10 @@ def envelopes(
     """Return envelopes of iterations with too many variants for one plan each.
 
     Args:
-        sequence: of each row, as the next three of `traces.iterations.windows.Windows`.
-        size: of each row, in bytes.
-        freed_before: of each row.
-        bounds: of each window.
+        sequence: sequence of each row, as the next three of `traces.iterations.windows.Windows`.
+        size: size of each row in bytes.
+        freed_before: position before which each row is freed.
+        bounds: bounds of each window.
         main: the sequence that identifies iterations.
         known: allocation counts of the iterations of known envelopes, for which two iterations suffice.
     """

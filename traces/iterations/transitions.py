@@ -25,8 +25,8 @@ def sequence_key(
     """Return a key of the sizes and their order, equal in every process.
 
     Args:
-        size: of each allocation, in bytes.
-        sequence: of each allocation.
+        size: size of each allocation in bytes.
+        sequence: sequence of each allocation.
         least: for an envelope, the least size of each allocation.
     """
     told = np.stack([size, sequence.astype(np.int64), *([] if least is None else [least])])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -131,7 +133,7 @@ def with_argument(program: tuple[str, ...], name: str, value: str) -> tuple[str,
     """Return a command line with an argument set to a value.
 
     ``{name}``, ``--name=old``, ``--name old`` and ``name=old`` are replaced; hyphens equal underscores.
-    Otherwise ``--name=value`` is appended.
+    Otherwise ``--name=value`` is appended, with the hyphens or underscores of the script's text.
     """
     spelling = re.sub(r"[-_]", "[-_]", re.escape(name).replace(r"\-", "-").replace(r"\_", "_"))
     arguments = list(program)
@@ -142,4 +144,8 @@ def with_argument(program: tuple[str, ...], name: str, value: str) -> tuple[str,
             return (*arguments[:at], match[1] + value, *arguments[at + 1 :])
         if re.fullmatch(rf"--?{spelling}", argument) and at + 1 < len(arguments):
             return (*arguments[: at + 1], value, *arguments[at + 2 :])
+    with contextlib.suppress(OSError):
+        text = Path(program[0]).read_text("utf-8", "replace")
+        if written := re.search(rf"""["']--({spelling})["']""", text):
+            name = written[1]
     return (*arguments, f"--{name}={value}")

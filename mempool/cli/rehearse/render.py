@@ -30,6 +30,7 @@ _OF_PROCESS = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
 )
 _MOST_READS = 3  #: source lines of value reads in the output
+_WRONG_ARGUMENTS = 2  #: exit code of argparse, and of most programs
 #: Common cards, one per size of memory, the smallest first.
 _USUAL = (
     *("RTX 4060", "RTX 3060", "T4", "L4", "RTX 4090", "RTX 5090"),
@@ -246,6 +247,9 @@ def _places(places: dict[str, int]) -> str:
 def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
     """Yield the caveats of the result: value reads, checkpoints, an early end."""
     outcome = runs[0].outcome
+    if request.vary is not None and outcome.exit_code == _WRONG_ARGUMENTS:
+        name = request.vary[0]
+        yield f"if the program has no --{name}, write its own argument: {name}={{{name}}}, -b {{{name}}}, ..."
     if not runs[0].measured and outcome.complete:
         yield (
             "no memory was measured: neither the program's own process nor a Python process that it started"
@@ -280,8 +284,13 @@ def _caveats(runs: Sequence[Run], request: Request) -> Iterator[str]:
         )
         if outcome.ended in ("seconds", "hang"):
             yield "a loop that ends by such a value did not end, and may have taken more than it would"
+    yield from _redirected(outcome)
+    yield from outcome.notes
+
+
+def _redirected(outcome: Outcome) -> Iterator[str]:
+    """Yield the files that were written elsewhere."""
     if outcome.redirected:
         names, more = ", ".join(outcome.redirected[:3]), len(outcome.redirected) - 3
         names += f" and {more} more" if more > 0 else ""
         yield f"written elsewhere, and gone with the rehearsal: {names} (--allow-writes writes them)"
-    yield from outcome.notes

@@ -115,7 +115,6 @@ class Occupancy {
   };
   Range overlapping(Offset begin, Offset end) const noexcept;
   std::size_t alive() const noexcept { return alive_; }
-  std::size_t strangers() const noexcept { return unplanned_.size(); }
   Offset end_of_last() const noexcept;  // lower limit for shrinking the arena
   std::size_t table_bytes() const noexcept;
   std::vector<std::pair<Offset, Offset>> live_ranges() const;

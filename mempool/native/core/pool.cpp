@@ -441,7 +441,7 @@ void Pool::part(Client* client) noexcept {
 }
 
 ArenaStats Pool::arena_stats() const noexcept {
-  return {arena_.bytes(), occupancy_.alive(), occupancy_.strangers(), arena_refused_, arena_.conversions()};
+  return {arena_.bytes(), occupancy_.alive(), arena_refused_, arena_.conversions()};
 }
 
 }  // namespace mempool

@@ -53,7 +53,6 @@ inline constexpr std::array<const char*, 7> kRefusalNames = {"", "capture", "ali
 struct ArenaStats {
   std::size_t bytes = 0;      // committed
   std::size_t alive = 0;      // live ranges
-  std::size_t strangers = 0;  // live unplanned ranges: they start at no planned offset
   std::uint64_t refused = 0;  // failed attempts to allocate or enlarge the arena
   // times the arena was converted to segments because the memory was needed elsewhere
   std::uint64_t conversions = 0;

@@ -35,7 +35,7 @@ class Here:
     """One thread of the program.
 
     Attributes:
-        index: in the trace.
+        index: number of the thread in the trace.
         head: the thread's bits of a row's head.
         place: the thread's and the module's bits.
         stack: (identity, number) of the entered modules, the innermost last.
@@ -86,9 +86,9 @@ class Context:
 
     # --- tensors that the program holds
 
-    def add_module(self, root: torch.nn.Module, path: str | None = None) -> None:
+    def add_module(self, root: torch.nn.Module) -> None:
         """Claim the tensors of a module and its submodules, and register their paths."""
-        top = type(root).__name__ if path is None else path
+        top = type(root).__name__
         for name, module in root.named_modules():
             if module not in self._paths:
                 path = f"{top}.{name}" if name else top

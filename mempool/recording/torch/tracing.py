@@ -122,10 +122,10 @@ def _categories(table: Table, ledger: Ledger, end: Ints) -> list[str]:
     """Return each buffer's category: claimed, else activation (alive after the forward) or temporary."""
     length = len(table.kind)
     alloc, free = np.flatnonzero(table.kind == EventType.ALLOC), np.flatnonzero(table.kind == EventType.FREE)
-    born, dies = np.zeros(len(table.size), np.int64), np.full(len(table.size), length)
-    born[table.buffer[alloc]], dies[table.buffer[free]] = alloc, free
-    until = end[born] if length else born
-    stays = (until >= 0) & (dies >= until)
+    birth, death = np.zeros(len(table.size), np.int64), np.full(len(table.size), length)
+    birth[table.buffer[alloc]], death[table.buffer[free]] = alloc, free
+    until = end[birth] if length else birth
+    stays = (until >= 0) & (death >= until)
     claims = ledger.categories
     return [
         claims[buffer][1] if buffer in claims else ("activations" if kept else "temporaries")

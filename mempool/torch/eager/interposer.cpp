@@ -206,7 +206,7 @@ Standby& standby() {
 // Called before each operation of any thread: includes the key in a thread that lacks it, for the operations that follow.
 std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
   const bool excluded = c10::impl::tls_is_dispatch_key_excluded(kKey);
-  if (is_ours || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
+  if (is_internal || (c10::impl::tls_is_dispatch_key_included(kKey) && !excluded) || !any_installed()) return nullptr;
   const auto name = function.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
   const Traits* const traits = op ? &operations().of(*op).traits : nullptr;
@@ -235,7 +235,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
     op.callBoxed(stack);
     return;
   }
-  if (is_ours || !any_installed()) {
+  if (is_internal || !any_installed()) {
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -346,11 +346,11 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
 
 // Set the kind of this thread's operations: 0, the program's; 1, the offloading's own; 2, the program's inside an
 // operation that the mode handles. Return the previous kind.
-MEMPOOL_EXPORT int mempool_interposer_ours(int ours) {
+MEMPOOL_EXPORT int mempool_interposer_set_kind(int kind) {
   repeat.end();
-  const int before = is_ours ? 1 : is_off_stack ? 2 : 0;
-  is_ours = ours == 1;
-  is_off_stack = ours != 0;  // PyTorch has taken the mode off the stack
+  const int before = is_internal ? 1 : is_off_stack ? 2 : 0;
+  is_internal = kind == 1;
+  is_off_stack = kind != 0;  // PyTorch has taken the mode off the stack
   return before;
 }
 

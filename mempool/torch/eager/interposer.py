@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL:
         "mempool_interposer_install": [pointer, small],
         "mempool_interposer_remove": [pointer],
         "mempool_interposer_park": [pointer, pointer, size],
-        "mempool_interposer_ours": [small],
+        "mempool_interposer_set_kind": [small],
         "mempool_interposer_allocator": [pointer],
         "mempool_interposer_land": [pointer, pointer, size],
         "mempool_standby_begin": [pointer],
@@ -230,12 +230,12 @@ def land(storage: Any, landing: Any, writes: int) -> bool:
 @contextlib.contextmanager
 def own_operations() -> Iterator[None]:
     """Hide the offloading's own operations from the interposer."""
-    set_ours = library().mempool_interposer_ours
-    before = set_ours(1)
+    set_operation_kind = library().mempool_interposer_set_kind
+    before = set_operation_kind(1)
     try:
         yield
     finally:
-        set_ours(before)
+        set_operation_kind(before)
 
 
 def set_follower(follower: ScheduleFollower) -> None:

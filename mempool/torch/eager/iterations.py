@@ -425,8 +425,9 @@ class Iterations:
             return  # the pool's plan depends on these moves
         if pattern.record_disturbance(disturbed=self._was_disturbed()) and self._replan_lower(pattern, 0):
             return
+        limit = self.limit_bytes if self._headroom is None else pattern.limit_bytes
         if self._may_change(pattern) and (
-            better := self.planner.start_reloads_earlier(schedule, arrived, self._arena_limit(pattern))
+            better := self.planner.start_reloads_earlier(schedule, arrived, limit)
         ):
             self._replace(pattern, better)
             self._counts.changes += 1
@@ -453,9 +454,6 @@ class Iterations:
         return self._headroom is None or (
             pattern.schedule.changes < OPTIONS.max_wait_changes_with_pool and not pattern.is_stable
         )
-
-    def _arena_limit(self, pattern: OffloadPattern) -> int:
-        return self.limit_bytes if self._headroom is None else pattern.limit_bytes
 
     def _replace(self, pattern: OffloadPattern, schedule: OffloadSchedule) -> None:
         pattern.schedule, pattern.finished_reloads, pattern.expected = schedule, [], None

@@ -170,7 +170,7 @@ class OffloadMode(TorchDispatchMode):
             self.operations.known_record,
             self.operations.make_room_for,
         )
-        self._set_ours = interposer.library().mempool_interposer_ours
+        self._set_operation_kind = interposer.library().mempool_interposer_set_kind
         self._keeping_operations: dict[str, bool] = {}  # see `_keeps_arguments`, by operation
         self._captures = (
             GraphCaptures(self.begin_capture, self.end_capture, engine.note_stream)
@@ -330,7 +330,7 @@ class OffloadMode(TorchDispatchMode):
         peak_bytes = operations.take_peak()
         if self.follower is not None:
             peak_bytes = self.follower.end_iteration(peak_bytes)
-        if self._is_bypassed():
+        if self.bypass is not None and self.bypass.is_open:
             self.counts.end_iteration()
             self.engine.end_iteration()
             self.iterations.suspend()
@@ -360,10 +360,6 @@ class OffloadMode(TorchDispatchMode):
             self.bypass.record_peak(peak_bytes)
         if self.follower is not None and self._detector is None:
             self.follower.begin_iteration()
-
-    def _is_bypassed(self) -> bool:
-        """Return whether operations skip this mode at present."""
-        return self.bypass is not None and self.bypass.is_open
 
     def _foreign_bytes(self) -> int:
         """Return the bytes of the pool that belong to no known storage, such as those of libraries."""
@@ -439,11 +435,11 @@ class OffloadMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return func(*args, **kwargs)  # no memory; sizes may be symbolic
-        self._set_ours(1)
+        self._set_operation_kind(1)
         try:
             return self._dispatch(func, types, args, kwargs)
         finally:
-            self._set_ours(0)
+            self._set_operation_kind(0)
 
     def _is_foreign_thread(self) -> bool:
         """Return whether this is a thread of autograd's engine, which inherits the program's modes.

@@ -132,9 +132,10 @@ class OpFootprints:
                 guess = int(given * min(self._growth.get(func, 1), OPTIONS.footprint_ample))
                 need = self.cache[key] = Footprint(guess, is_guess=True)
                 return need
-            sparse = _is_sparse(args)
+            tensors = [value for value in args if isinstance(value, torch.Tensor)]
+            sparse = any(tensor.layout is not torch.strided for tensor in tensors)
             modest = self._growth.get(func, math.inf) <= OPTIONS.footprint_ample and not sparse
-            modest = modest and _has_one_shape(args)
+            modest = modest and len({tensor.shape for tensor in tensors}) <= 1
             ample = modest and 0 < given * OPTIONS.footprint_ample <= self.spare_bytes()
             made, is_guess = (0, False) if ample else self._predict_bytes(func, args, kwargs, given)
             more = 0 if ample else _bound_unpredicted(func, args)
@@ -192,16 +193,6 @@ class OpFootprints:
     def _rounded(self, sizes: list[int]) -> int:
         unit = self._alignment
         return sum(-(-size // unit) * unit for size in sizes)
-
-
-def _has_one_shape(args: Any) -> bool:
-    """Return whether all tensors among these arguments have one shape."""
-    return len({value.shape for value in args if isinstance(value, torch.Tensor)}) <= 1
-
-
-def _is_sparse(args: Any) -> bool:
-    """Return whether a sparse tensor is among these arguments: its shape does not determine its bytes."""
-    return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in args)
 
 
 def _size_key(value: Any, sized: bool) -> Any:  # noqa: FBT001

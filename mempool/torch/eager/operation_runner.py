@@ -65,7 +65,7 @@ class OperationRunner:
         self.bypass: Bypass | None = None
         self.admission: ArenaAdmission | None = None
         self._peak_bytes = 0  # high-water mark of this iteration's bytes, workspaces included
-        self._set_ours = interposer.library().mempool_interposer_ours
+        self._set_operation_kind = interposer.library().mempool_interposer_set_kind
 
     def take_peak(self) -> int:
         """Return the most bytes of storages and workspaces since the last call."""
@@ -244,7 +244,7 @@ class OperationRunner:
         if effects.functions:
             self._transfers.reload_all()
         elif effects.keys is not None:
-            self._set_ours(2)
+            self._set_operation_kind(2)
         return func(*args, **kwargs)
 
     def _apply_effects(

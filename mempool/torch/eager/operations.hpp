@@ -390,7 +390,7 @@ class Hidden {
   std::shared_ptr<c10::impl::PyObject_TorchDispatchMode> mode_;
 };
 
-thread_local bool is_ours = false;  // this thread runs the offloading's own operations, or inside one that the mode handles
+thread_local bool is_internal = false;  // this thread runs the offloading's own operations, or inside one that the mode handles
 
 // Marks the mode's call of a program's operation, which profiles already have: profiles show only the inner operations
 // of the call.
@@ -415,17 +415,17 @@ class Repeat {
 };
 thread_local Repeat repeat;
 
-struct Ours {
-  bool before = std::exchange(is_ours, true);
-  Ours() = default;
-  ~Ours() { is_ours = before; }
-  Ours(const Ours&) = delete;
-  Ours& operator=(const Ours&) = delete;
+struct InternalScope {
+  bool before = std::exchange(is_internal, true);
+  InternalScope() = default;
+  ~InternalScope() { is_internal = before; }
+  InternalScope(const InternalScope&) = delete;
+  InternalScope& operator=(const InternalScope&) = delete;
 };
 
 // Call a function of interposer.py, and return the results.
 torch::jit::Stack call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
-  const Ours ours;
+  const InternalScope scope;
   function.callBoxedForDispatchKey(DispatchKey::CPU, arguments);
   return arguments;
 }
@@ -477,7 +477,7 @@ bool run_hidden(const c10::OperatorHandle& op, DispatchKeySet below, torch::jit:
   if (repeats) again.append(given, stack->end());
   const auto others = given - stack->begin();
   try {
-    const Ours ours;  // inner operations need no handling
+    const InternalScope scope;  // inner operations need no handling
     const Hidden hidden;
     op.redispatchBoxed(below.remove(DispatchKey::Python), stack);
     return true;

@@ -39,10 +39,10 @@ class OffloadSchedule:
         recording: the recorded iteration.
         recorded: the recording as a step.
         swap: the schedule, and the result of the schedule's replay.
-        before: by operation, (RELEASE or RELOAD, row), in order.
+        before: for each operation, the (RELEASE or RELOAD, row) before it, in order.
         copies: places of the copies on the host.
-        after: by operation, (offloaded row, place of the copy on the host).
-        dropped_copies: by operation, the rows whose copies on the host are no longer needed afterwards.
+        after: for each operation, the (offloaded row, place of the copy on the host) after it.
+        dropped_copies: for each operation, the rows whose copies on the host are no longer needed afterwards.
         row_bytes: bytes of each row.
         reload_moves: row of the schedule, by (operation that uses the reloaded buffer, row of the buffer).
         changes: number of changes of the schedule after waits.

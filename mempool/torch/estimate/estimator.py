@@ -47,7 +47,7 @@ def reserved(trace: Trace, allocators: Iterable[str]) -> dict[str, int]:
     """Return the peak bytes that each allocator would reserve for the whole trace.
 
     Args:
-        trace: of a job, with unrounded sizes.
+        trace: trace of a job, with unrounded sizes.
         allocators: names in `mempool.simulate.ALLOCATORS`, with settings behind a colon.
 
     Raises:
@@ -74,9 +74,9 @@ def estimate(
 
     Args:
         job: the step.
-        limit_bytes: of the device's memory.
-        allocators: by name, the one that decides first.
-        progress: called with the name of the trial.
+        limit_bytes: limit on the device memory.
+        allocators: names of the allocators; the first decides the verdict.
+        progress: function called with the name of each trial.
 
     Raises:
         UsageError: the job cannot be tried, or an allocator is unknown.
@@ -140,9 +140,9 @@ def judge(
     """Judge a trace: its peak, the bytes that allocators reserve, and whether these bytes fit.
 
     Args:
-        trace: with unrounded sizes.
-        limit_bytes: of the device's memory.
-        allocators: by name, the one that decides first.
+        trace: trace of a job, with unrounded sizes.
+        limit_bytes: limit on the device memory.
+        allocators: names of the allocators; the first decides the verdict.
         device: "cuda" or "cpu".
         margin_bytes: memory outside all operations, by name.
         batch: samples in a batch; None if unknown.

@@ -59,7 +59,7 @@ def fit(
             resized for other batches.
         batch_dim: the batch dimension, by default the first. If the default is doubtful, as for a model with
             the length first, there is a warning and no search for the largest batch.
-        limit: of the device's memory, in bytes or as "24GiB".
+        limit: limit on the device memory, in bytes or as "24GiB".
         loss: function of the output, and of ``labels`` if given; or a name such as "cross-entropy". By
             default the output's ``loss``, as in transformers models, else the sum of floating-point outputs,
             with a warning.
@@ -145,7 +145,7 @@ def fit_job(
 
     Args:
         job: the step.
-        limit_bytes: of the device's memory.
+        limit_bytes: limit on the device memory.
         allocators: by name, the one that decides first.
         remedies: whether to try remedies, some tens of runs; None: if the job does not fit.
         largest: whether to search for the largest batch; None: if a limit is given.

@@ -96,7 +96,7 @@ def diagnose(*, serving: bool = False) -> Diagnosis:
         return Diagnosis((_CPU_BUILD,))
     found = [
         *([] if serving else (*_initialized(torch), *_replaced(torch), *_compiler())),
-        *_cudnn(torch),
+        *((BENCHMARK,) if torch.backends.cudnn.benchmark else ()),
         *_graphs(),
         *_nccl(),
         *_settings(),
@@ -159,11 +159,6 @@ BENCHMARK = Finding(
     "keeps it off",
     "torch.backends.cudnn.benchmark = False",
 )
-
-
-def _cudnn(torch: Any) -> Iterator[Finding]:
-    if torch.backends.cudnn.benchmark:
-        yield BENCHMARK
 
 
 def _graphs() -> Iterator[Finding]:

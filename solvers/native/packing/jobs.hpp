@@ -54,13 +54,6 @@ inline std::vector<int64_t> load_of(const Jobs& jobs) {
   return load;
 }
 
-// Coarsest alignment of the first `count` jobs, as a mask (alignment - 1).
-inline int64_t coarsest_alignment(const Jobs& jobs, int32_t count) {
-  int64_t mask = 0;
-  for (int32_t j = 0; j < count; ++j) mask |= jobs.mask[j];
-  return mask;
-}
-
 // The smallest arena in bytes that holds all jobs at their offsets.
 inline int64_t arena_of(const Jobs& jobs, const std::vector<int64_t>& offset) {
   int64_t arena = 0;

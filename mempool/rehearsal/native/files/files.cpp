@@ -74,7 +74,8 @@ bool active() {
 
 bool is_exempt(const char* path) {
   for (const char* prefix : {"/proc/", "/sys/", "/dev/"}) {
-    if (std::strncmp(path, prefix, std::strlen(prefix)) == 0) return true;
+    // Names of open files, as /proc/self/fd/3, lead to files anywhere.
+    if (std::strncmp(path, prefix, std::strlen(prefix)) == 0) return std::strstr(path, "/fd/") == nullptr;
   }
   const char* cache = settings().exempt;
   if (cache != nullptr && *cache != 0 && std::strncmp(path, cache, std::strlen(cache)) == 0) return true;
@@ -302,11 +303,16 @@ int rename_at(int folder, const char* from, int into_folder, const char* into, u
   if (!source.old && !target.old) return static_cast<int>(syscall(SYS_renameat2, folder, from, into_folder, into, flags));
   if (source.is_gone()) return fail(ENOENT);
   if (source.mode == 0 && syscall(SYS_faccessat, folder, from, F_OK) != 0) return -1;
+  if ((flags & RENAME_EXCHANGE) != 0) return fail(EXDEV);
   if ((flags & RENAME_NOREPLACE) != 0 && target.old && !target.is_gone()) return fail(EEXIST);
   if (source.mode == S_IFDIR && (target.mode == 0 || (target.mode == S_IFDIR && target.is_gone()))) {
     return move_entries(folder, from, into_folder, into, target);
   }
   if (source.mode == S_IFLNK && target.mode == 0) return move_link(folder, from, into_folder, into);
+  if (source.mode == S_IFLNK && target.old && target.mode == S_IFLNK) {  // the old one stays
+    if (target.is_gone()) syscall(SYS_unlinkat, AT_FDCWD, target.mark, 0);
+    return unlink_at(folder, from, 0);
+  }
   // A program that gets this answer copies, and removes the source.
   static long long copied = 0;
   copied += source.old && !source.has_copy() ? source.size : 0;
@@ -366,10 +372,11 @@ int mkdir_at(int folder, const char* path, unsigned mode) {
   return static_cast<int>(syscall(SYS_unlinkat, AT_FDCWD, found.mark, 0));
 }
 
-// A link in the place of an old one that is hidden is not made: its name leads on where it led before.
+// A link in the place of an old one that is hidden is not made: the old one is there again.
 int symlink_at(const char* target, int folder, const char* path) {
-  if (Found(folder, path, kNoFollow).is_gone()) return 0;
-  return static_cast<int>(syscall(SYS_symlinkat, target, folder, path));
+  const Found found(folder, path, kNoFollow);
+  if (found.mode != S_IFLNK || !found.is_gone()) return static_cast<int>(syscall(SYS_symlinkat, target, folder, path));
+  return static_cast<int>(syscall(SYS_unlinkat, AT_FDCWD, found.mark, 0));
 }
 
 int truncate_path(const char* path, long length) {

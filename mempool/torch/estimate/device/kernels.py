@@ -160,7 +160,7 @@ def override_kernels(key: str, kernels: Mapping[str, Any]) -> Iterator[None]:
     """Override kernels of the dispatcher, in the whole process, while the block runs.
 
     Args:
-        key: of the dispatcher, such as "AutogradCPU".
+        key: key of the dispatcher, such as "AutogradCPU".
         kernels: by operator name, with the overload behind a dot.
     """
     library = torch.library.Library("aten", "IMPL")

@@ -73,7 +73,7 @@ def run_program(
     The program's output goes to stderr.
 
     Args:
-        path: of the script.
+        path: path of the script.
         arguments: the script's arguments in ``sys.argv``.
         device: "cuda" or "cpu": the device of the real run.
         capability: compute capability of the device.

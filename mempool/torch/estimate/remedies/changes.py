@@ -44,7 +44,7 @@ class Change:
         code: lines to write in the user's program.
         how: description and price.
         cost: class of cost.
-        attributes: of the changed job.
+        attributes: changed attributes of the job.
         allocator: name of the allocator, if the change is another allocator.
     """
 

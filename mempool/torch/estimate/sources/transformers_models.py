@@ -40,7 +40,7 @@ class TransformersModel:
     """A configuration with the task and class of the model.
 
     Attributes:
-        config: of the model.
+        config: configuration of the model.
         task: a key of `TASKS`.
         kind: the model's class.
     """
