@@ -771,6 +771,8 @@ def history(**options: Any) -> tuple[list[Any], set[Any]]:
     """Return what PyTorch's history has of an iteration, and the frames of the tensors alive at its end."""
     torch.cuda.memory._record_memory_history(stacks="python", clear_history=True, **options)
     iteration()
+    for _ in range(300):
+        kept = [tensor(4096), tensor(100)]  # of the plan, and of native
     with torch.cuda.stream(torch.cuda.ExternalStream(2)):
         kept = [tensor(MIB), tensor(100)]
     snapshot = torch.cuda.memory._snapshot()
@@ -802,7 +804,7 @@ def test_history_has_planned_requests_as_native_records_them(context: str) -> No
     recorded = {}
     for name in ("native", "guest"):
         if name == "guest":
-            pool = install(small_bytes=0)
+            pool = install()
             for _ in range(12):
                 pool.step()
                 history()
