@@ -746,6 +746,27 @@ def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: s
     assert recording.trace.load().max() == torch.cuda.memory_stats()["allocated_bytes.all.peak"]
 
 
+@alone
+def test_statistics_count_tensors_in_the_arenas_of_two_pools() -> None:
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    kept: list[torch.Tensor] = []
+    for size in (5, 13):  # MiB; the second pool keeps none of the first one's places
+        pool = install()
+        made: list[torch.Tensor] = []
+        for _ in range(12):
+            pool.step()
+            made.clear()
+            made += [tensor(size * MIB + 100) for _ in range(3)]
+            pool.plan_now()
+        assert planned(pool, *made) == [True] * 3
+        kept += made
+        pool.close()
+    statistics = torch.cuda.memory_stats()
+    assert statistics["allocation.all.current"] == len(kept)
+    assert statistics["requested_bytes.all.current"] == sum(one.nbytes for one in kept)
+    assert statistics["allocated_bytes.all.current"] == sum(one.nbytes + 512 - 100 for one in kept)
+
+
 def history(**options: Any) -> tuple[list[Any], set[Any]]:
     """Return what PyTorch's history has of an iteration, and the frames of the tensors alive at its end."""
     torch.cuda.memory._record_memory_history(stacks="python", clear_history=True, **options)
