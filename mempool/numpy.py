@@ -7,8 +7,8 @@
     print(pool.report())
 
 The pool serves all threads, in any context. Arrays from before the installation are resized and freed by
-NumPy; arrays of the pool may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps our
-functions permanently; without an installed pool, they only call NumPy's functions.
+NumPy; arrays of the pool may outlive the pool, their thread, a fork, and the interpreter. NumPy keeps the
+pool's functions permanently; without an installed pool, they only call NumPy's functions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def install(**options: Any) -> ArrayPool:
 
     With the setting ``MEMPOOL=off``, the pool stays empty and NumPy unchanged. With ``check=True``, every
     array lies between redzones, and freed arrays are poisoned and reused late: wrong writes and frees are
-    logged when noticed, and listed by `ArrayPool.faults`. Checking costs some microseconds per
-    array.
+    logged when noticed, and listed by `ArrayPool.faults`. Checking costs some microseconds per array.
 
     Args:
         options: options of `mempool.Pool`; the device is the host.

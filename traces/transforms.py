@@ -121,8 +121,7 @@ def trace_of_buffers(buffers: Buffers) -> Trace:
     At equal times frees come before allocs, because lifetimes are half-open. A buffer with an empty lifetime
     takes no memory and gets size 0. The trace's buffer ids are the rows, the operations of the allocs are the
     buffers' ids, and times become nanoseconds. If all buffers have an offset, offsets become addresses; if
-    all have one
-    alignment, the metadata gets that alignment.
+    all have one alignment, the metadata gets that alignment.
 
     Raises:
         TraceError: buffers on a circle, persistent buffers, or buffers with gaps, which events cannot

@@ -162,7 +162,7 @@ class Devices:
 
     @property
     def state(self) -> str:
-        """State as of `Pool.state` of the first used device; before, "off", "recording" or "closed"."""
+        """State of the first used device's pool, or "off", "recording" or "closed" before any use."""
         for pool in self.pools.values():
             return pool.state
         return "closed" if self._closed else "off" if self.settings.mode == "off" else "recording"

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -53,7 +54,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   void (*begin_pool)(int device);
   void (*end_pool)(int device);
   void (*empty_cache)();
-  void (*usage)(int device, size_t* arena);
+  int (*usage)(int device, size_t* bytes);
   void (*each_live)(int device, void (*visit)(void* context, void* arena, size_t begin, size_t end), void* context);
   int (*find)(void* address, size_t* bytes, int* device, intptr_t* stream);
 };
@@ -62,8 +63,29 @@ cca::CUDAAllocator* host = nullptr;
 std::atomic<c10::DeleterFnPtr> host_deleter{nullptr};
 std::atomic<bool> host_caches{true};  // false: a program has switched the host's cache off, and the guest passes everything on
 
-std::atomic<DeviceIndex> arena_device{0};  // the device of planned tensors
-std::atomic<size_t> arena_slack{0};        // bytes of the host's block beyond the arena
+// Bytes of the host's blocks beyond the arenas in them.
+class Slack {
+ public:
+  void set(void* block, DeviceIndex device, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    blocks_[block] = {device, bytes};
+  }
+  void end(void* block) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    blocks_.erase(block);
+  }
+  size_t of(DeviceIndex device) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    size_t bytes = 0;
+    for (const auto& [block, slack] : blocks_) bytes += slack.first == device ? slack.second : 0;
+    return bytes;
+  }
+
+ private:
+  std::mutex lock_;
+  std::map<void*, std::pair<DeviceIndex, size_t>> blocks_;
+};
+Slack& slack = *new Slack;  // never destroyed: as the tensors
 
 std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
 
@@ -72,9 +94,14 @@ std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_
 
 // While alive, entries of this thread in the host's history are of an arena.
 struct ArenaRequest {
-  std::string metadata = host->getUserMetadata();
-  ArenaRequest() { host->setUserMetadata(metadata + History::kArena); }
-  ~ArenaRequest() { host->setUserMetadata(metadata); }
+  const bool recorded = history.records();
+  const std::string metadata = recorded ? host->getUserMetadata() : "";
+  ArenaRequest() {
+    if (recorded) host->setUserMetadata(metadata + History::kArena);
+  }
+  ~ArenaRequest() {
+    if (recorded) host->setUserMetadata(metadata);
+  }
 };
 
 // Captures and private pools that are active. A pool that another thread had before the guest came is not among them.
@@ -119,15 +146,15 @@ ActivePools& active = *new ActivePools;  // never destroyed: a capture may end w
 void hand_back() {
   while (void* const block = core->returned()) {
     const ArenaRequest request;
+    slack.end(block);
     host->raw_delete(block);
     handed_back.store(true);
   }
 }
 
 // Report a planned tensor to the profiler (a negative size: freed) and to CUDA's sanitizer, as the host does for its own.
-void report(void* address, int64_t bytes) {
+void report(void* address, int64_t bytes, DeviceIndex device) {
   if (c10::memoryProfilingEnabled()) {
-    const DeviceIndex device = arena_device.load();
     const auto stats = cca::get()->getDeviceStats(device);
     c10::reportMemoryUsageToProfiler(address, bytes, stats.allocated_bytes[0].current, stats.reserved_bytes[0].current,
                                      c10::Device(c10::DeviceType::CUDA, device));
@@ -141,17 +168,18 @@ void report(void* address, int64_t bytes) {
 
 void release(void* address) {
   size_t bytes = 0;
-  if (history.knows_any()) {
-    History::Tensor tensor{address};
+  History::Tensor tensor{address};
+  if (history.knows_any() || c10::memoryProfilingEnabled()) {
     intptr_t stream = 0;
-    if (core->find(address, &tensor.bytes, &tensor.device, &stream) != 0) {
-      tensor.stream = reinterpret_cast<void*>(stream);
+    const bool is_planned = core->find(address, &tensor.bytes, &tensor.device, &stream) != 0;
+    tensor.stream = reinterpret_cast<void*>(stream);
+    if (is_planned && history.knows_any()) {
       tensor.metadata = host->getUserMetadata();
       history.freed(tensor);
     }
   }
   if (address == nullptr || core->free(address, &bytes) == 0) return host->raw_delete(address);
-  report(address, -static_cast<int64_t>(bytes));
+  report(address, -static_cast<int64_t>(bytes), static_cast<DeviceIndex>(tensor.device));
   hand_back();
 }
 
@@ -237,16 +265,17 @@ class Guest final : public cca::CUDAAllocator {
     Usage usage;
     core->each_live(device, &Usage::add, &usage);
     size_t arena = 0;
-    core->usage(device, &arena);
-    if (arena == 0) return stats;
+    const int arenas = core->usage(device, &arena);
+    if (arenas == 0) return stats;
     const size_t pool = arena <= kSmallPool ? kSmall : kLarge;
-    arena += arena_slack.load();
+    const auto requested = static_cast<int64_t>(arena);
+    arena += slack.of(device);
     for (const size_t kind : {kAll, pool}) {
-      stats.allocation[kind].current += usage.tensors - 1;
-      stats.active[kind].current += usage.tensors - 1;
+      stats.allocation[kind].current += usage.tensors - arenas;
+      stats.active[kind].current += usage.tensors - arenas;
       stats.allocated_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
       stats.active_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
-      stats.requested_bytes[kind].current += usage.requested - static_cast<int64_t>(arena);
+      stats.requested_bytes[kind].current += usage.requested - requested;
       stats.inactive_split_bytes[kind].current += static_cast<int64_t>(arena) - usage.bytes;
     }
     return stats;
@@ -340,7 +369,8 @@ class Guest final : public cca::CUDAAllocator {
   void markCaptureBegin(DeviceIndex device) override { host->markCaptureBegin(device); }
   void markCaptureEnd(DeviceIndex device) override { host->markCaptureEnd(device); }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* address) override {
-    return host->getContextForPointer(address);
+    const bool is_planned = core->arena_of(const_cast<void*>(address)) != nullptr;
+    return is_planned ? history.context_of(const_cast<void*>(address)) : host->getContextForPointer(address);
   }
   void attachOomRejectionObserver(cca::OomRejectionObserver observer) override {
     host->attachOomRejectionObserver(std::move(observer));
@@ -471,7 +501,6 @@ class Guest final : public cca::CUDAAllocator {
   static void get_arena(DeviceIndex device) {
     const size_t bytes = core->wanted(device, room(device, 0));
     if (bytes == 0) return;
-    arena_device.store(device);
     void* block = nullptr;
     if (bytes <= room(device, releasable(device))) try {
       host->emptyCache({0, 0});
@@ -479,7 +508,7 @@ class Guest final : public cca::CUDAAllocator {
       const ArenaRequest request;
       block = host->raw_alloc(bytes);
       const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;
-      arena_slack.store(taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
+      slack.set(block, device, taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
       c10::cuda::device_synchronize();
     } catch (const c10::Error&) {  // no memory, or a capture that forbids to wait
       drop(block);
@@ -490,6 +519,7 @@ class Guest final : public cca::CUDAAllocator {
   static void drop(void* block) {
     if (block == nullptr) return;
     const ArenaRequest request;
+    slack.end(block);
     host->raw_delete(block);
   }
   // After the host has refused: set `address` if the arena has a hole, else release the arena. False: nothing has changed.
@@ -515,7 +545,7 @@ class Guest final : public cca::CUDAAllocator {
       else address = allocate();
     }
     if (answer == planned) {
-      report(address, static_cast<int64_t>(request.bytes));
+      report(address, static_cast<int64_t>(request.bytes), request.device);
       if (history.records()) history.allocated({address, request.bytes, request.device, request.stream, host->getUserMetadata()});
     }
     if (answer == recorded) core->record(address, request.bytes, request.device, request.number());

@@ -46,12 +46,12 @@ def tensor(size: int, device: str = "cuda") -> torch.Tensor:
 
 
 def native_allocations() -> int:
-    """The number of blocks that PyTorch's own allocator has handed out."""
+    """Return the number of blocks allocated by PyTorch's own allocator."""
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
 
 def allow(size: int) -> None:
-    """Let PyTorch's allocator hold no more than these bytes."""
+    """Limit the bytes that PyTorch's allocator holds."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(size / total)
 
@@ -61,7 +61,7 @@ def values(pool: mempool.torch.TensorPool) -> dict[str, Any]:
 
 
 def iteration() -> None:
-    """Forward and backward, as a training has it."""
+    """Run a forward and a backward pass like those of a training."""
     kept = []
     for layer in range(10):
         kept.append(tensor(4096 * (layer % 3 + 1)))
@@ -84,13 +84,13 @@ def planned(pool: mempool.torch.TensorPool, *tensors: torch.Tensor) -> list[bool
 
 
 def counts(pool: mempool.torch.TensorPool) -> dict[str, int]:
-    """Requests above the small-size threshold, and those of them that hit or missed."""
+    """Return the requests above the small-size threshold, and how many of them hit or missed."""
     found, outcomes = values(pool), pool.client.stats()["outcomes"]
     return {"requests": sum(outcomes.values()), "hits": found["hits"], "misses": found["misses"]}
 
 
 def logged() -> list[str]:
-    """The list that gets each line of the log from now on."""
+    """Return a list that gets each later line of the log."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -744,6 +744,27 @@ def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: s
     torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
     recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
     assert recording.trace.load().max() == torch.cuda.memory_stats()["allocated_bytes.all.peak"]
+
+
+@alone
+def test_statistics_count_tensors_in_the_arenas_of_two_pools() -> None:
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    kept: list[torch.Tensor] = []
+    for size in (5, 13):  # MiB; the second pool keeps none of the first one's places
+        pool = install()
+        made: list[torch.Tensor] = []
+        for _ in range(12):
+            pool.step()
+            made.clear()
+            made += [tensor(size * MIB + 100) for _ in range(3)]
+            pool.plan_now()
+        assert planned(pool, *made) == [True] * 3
+        kept += made
+        pool.close()
+    statistics = torch.cuda.memory_stats()
+    assert statistics["allocation.all.current"] == len(kept)
+    assert statistics["requested_bytes.all.current"] == sum(one.nbytes for one in kept)
+    assert statistics["allocated_bytes.all.current"] == sum(one.nbytes + 512 - 100 for one in kept)
 
 
 def history(**options: Any) -> tuple[list[Any], set[Any]]:

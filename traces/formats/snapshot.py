@@ -5,9 +5,8 @@ A buffer lives from its ``alloc`` to its ``free_completed``: between ``free_requ
 buffers may be older than the recording: buffers that are freed without an alloc, and buffers without an alloc
 that the segments hold at the end. The trace allocates older buffers at its start, after the segments of that
 time (`traces.completeness`). Sizes are the requested ones. Out-of-memory events are refused requests,
-annotations
-are marks of ranges, and an optimizer's annotation ends an iteration. Other actions are only counted, in the
-metadata. The pickle is read piece by piece, without the opcodes that name or call objects.
+annotations are marks of ranges, and an optimizer's annotation ends an iteration. Other actions are only
+counted, in the metadata. The pickle is read piece by piece, without the opcodes that name or call objects.
 """
 
 from __future__ import annotations

@@ -184,15 +184,18 @@ void empty_cache() {
   hook_.each([](Client& client) { client.give_back(false); });
 }
 
-void usage(int device, std::size_t* arena) {
-  *arena = 0;
+int usage(int device, std::size_t* bytes) {
+  *bytes = 0;
+  int arenas = 0;
   const Presence::Here here;
   hook_.each([&](Client& client) {
     Pool& pool = client.pool();
     if (!pool.source().device().is(device)) return;
     const Guarded guard(pool.lock);
-    *arena += pool.arena_bytes();
+    *bytes += pool.arena_bytes();
+    arenas += pool.arena_bytes() != 0 ? 1 : 0;
   });
+  return arenas;
 }
 
 void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t), void* context) {

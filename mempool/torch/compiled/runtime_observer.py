@@ -74,8 +74,7 @@ class HighWaterMark:
 
         Returns:
             If the mark rose since the last run: the number of the graph that waited for a backward run, and
-                the
-            peak bytes in addition to the bytes in use before. Otherwise None.
+            the peak bytes in addition to the bytes in use before. Otherwise None.
         """
         there, ended, self._ended = allocated_bytes(), self._ended, None
         if there is None:

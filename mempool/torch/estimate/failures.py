@@ -52,8 +52,7 @@ def explain_failures(activity: str) -> Iterator[list[nn.Module]]:
     """Convert failures of tensors without values to `UsageError`, with module, source line, and remedy.
 
     Exceptions of the user's own code pass, with a note about the location and the activity. The block appends
-    the
-    running model to the list, once made.
+    the running model to the list, once made.
     """
     running: list[nn.Module] = []
     try:

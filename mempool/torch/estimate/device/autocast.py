@@ -3,8 +3,7 @@
 Both devices run matrix products in the lower precision. They differ in the operations that run in 32 bits,
 and so in the tensors saved for the backward pass: CUDA converts layer norm, softmax, norms and sums to 32
 bits, the CPU does not. The lists are those of PyTorch 2.13: CUDA's in `ATen/autocast_mode.h`
-(`AT_FORALL_FP32` and the
-lists below), the CPU's in `ATen/autocast_mode.cpp`.
+(`AT_FORALL_FP32` and the lists below), the CPU's in `ATen/autocast_mode.cpp`.
 """
 
 from __future__ import annotations
