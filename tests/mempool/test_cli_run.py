@@ -300,7 +300,7 @@ def test_recorded_trace_is_whole_for_every_ending_of_the_program(tmp_path: Path,
 
 
 def test_second_signal_does_not_truncate_the_trace(tmp_path: Path) -> None:
-    """SIGTERM twice, at once: the trace is whole and the status is SIGTERM's."""
+    """After two SIGTERMs at once, the trace is whole and the status is that of SIGTERM."""
     write(tmp_path / "script.py", ITERATE.format(count=3000) + SLEEPER.format(setup=""))
     process = start(tmp_path, *MEMPOOL, "--record", "t.trace", "script.py")
     assert process.stdout is not None

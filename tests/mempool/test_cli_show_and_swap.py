@@ -92,7 +92,7 @@ def test_simulated_allocators_are_views(folder: Path, cli: Cli) -> None:
 
 @drawn
 def test_lost_history_is_reported_and_not_simulated(folder: Path, cli: Cli) -> None:
-    """On the terminal, in the JSON and on the page; a requested allocator has nothing to simulate."""
+    """The terminal, the JSON and the page report it; a requested allocator has no events to simulate."""
     stored(folder / "end.pickle", [], segments=[segment((4096, 1024, 1000, "active_allocated"))])
     assert "end.pickle: history not recorded" in " ".join(cli.printed("show end.pickle").split())
     (caveat,) = cli.answer("show end.pickle")["caveats"]

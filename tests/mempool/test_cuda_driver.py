@@ -118,7 +118,7 @@ def test_calls_after_the_shutdown_of_the_driver_do_nothing_and_complain_of_nothi
 ) -> None:
     """Any call may notice the shutdown first; later calls skip the driver.
 
-    None: all functions are shut down.
+    With None, all functions are shut down.
     """
     device, stream = fake.device(), fake.stream()
     memory = calls(fake, device)

@@ -46,7 +46,7 @@ def records(events: list[tuple[int, int, int, int]]) -> NDArray[Any]:
 def expected_rows(
     events: NDArray[Any], alive: dict[int, int], buffer_numbers: itertools.count[int]
 ) -> list[tuple[int, ...]]:
-    """EventType, buffer, size, stream, thread, time, operation and address of each row."""
+    """Return (kind, buffer, size, stream, thread, time, operation, address) of each row."""
     named = []
     for event in events:
         kind, address = int(event["kind"]), int(event["address"])

@@ -46,7 +46,7 @@ def without_triton(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
 def forking_process(
     request: pytest.FixtureRequest, libraries: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """The process from which the tests of a file are forked that run alone: it has imported PyTorch."""
+    """A process that has imported PyTorch, and forks for each separate test of a file."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in libraries.items():
             patch.setitem(os.environ, name, value)

@@ -46,12 +46,12 @@ def tensor(size: int, device: str = "cuda") -> torch.Tensor:
 
 
 def native_allocations() -> int:
-    """The number of blocks that PyTorch's own allocator has handed out."""
+    """Return the number of blocks allocated by PyTorch's own allocator."""
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
 
 def allow(size: int) -> None:
-    """Let PyTorch's allocator hold no more than these bytes."""
+    """Limit the bytes that PyTorch's allocator holds."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(size / total)
 
@@ -61,7 +61,7 @@ def values(pool: mempool.torch.TensorPool) -> dict[str, Any]:
 
 
 def iteration() -> None:
-    """Forward and backward, as a training has it."""
+    """Run a forward and a backward pass like those of a training."""
     kept = []
     for layer in range(10):
         kept.append(tensor(4096 * (layer % 3 + 1)))
@@ -84,13 +84,13 @@ def planned(pool: mempool.torch.TensorPool, *tensors: torch.Tensor) -> list[bool
 
 
 def counts(pool: mempool.torch.TensorPool) -> dict[str, int]:
-    """Requests above the small-size threshold, and those of them that hit or missed."""
+    """Return the requests above the small-size threshold, and how many of them hit or missed."""
     found, outcomes = values(pool), pool.client.stats()["outcomes"]
     return {"requests": sum(outcomes.values()), "hits": found["hits"], "misses": found["misses"]}
 
 
 def logged() -> list[str]:
-    """The list that gets each line of the log from now on."""
+    """Return a list that gets each later line of the log."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]

@@ -45,7 +45,7 @@ def train(pool: mempool.torch.TensorPool, count: int = 12, device: str = "cuda")
 
 
 def iteration(device: str = "cuda") -> None:
-    """Forward and backward, as a training has it."""
+    """Run a forward and a backward pass like those of a training."""
     kept = []
     for layer in range(10):
         kept.append(tensor(4096 * (layer % 3 + 1), device))
@@ -423,7 +423,7 @@ def test_memory_moves_between_pytorch_and_another_client_and_back() -> None:
 
 @alone
 def test_tensor_lies_in_its_reservation() -> None:
-    """As PyTorch asks before it shares a tensor."""
+    """PyTorch asks for the reservation before it shares a tensor."""
     pool = install(memory="plain")
     made, size = tensor(MIB), ctypes.c_size_t()
     function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t))

@@ -1,4 +1,4 @@
-"""Input at the ends of what is possible: sums of bytes, empty problems, limits and interrupts."""
+"""Extreme inputs: sums of bytes, empty problems, limits and interrupts."""
 
 from __future__ import annotations
 

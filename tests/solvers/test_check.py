@@ -44,7 +44,7 @@ def cells(plan: Plan, buffers: Buffers, turns: int) -> list[tuple[int, int]]:
 
 
 def holds(plan: Plan, buffers: Buffers) -> bool:
-    """The definition of a plan without overlaps, in the slowest words."""
+    """Return true if no byte is used twice at one time: the definition of a valid plan."""
     assert plan.offset is not None
     turns = 1 if buffers.period is None else math.lcm(plan.columns, buffers.max_instances) + 4 * plan.columns
     taken = cells(plan, buffers, turns)

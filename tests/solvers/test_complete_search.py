@@ -104,7 +104,10 @@ def load_instance(bench: Path, name: str) -> Buffers:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_instances_are_packed_within_their_capacity(bench: Path, name: str) -> None:
-    """Nodes, not seconds: the machine may be busy. Fifty thousand take some ten milliseconds."""
+    """The limit is on nodes, since the machine may be busy.
+
+    Fifty thousand nodes take some ten milliseconds.
+    """
     buffers = load_instance(bench, name)
     nodes = []
     for seed in range(60):
@@ -191,7 +194,7 @@ def test_many_buffers_are_begun_soon_and_an_interrupt_is_obeyed() -> None:
     assert plan.stopped_by == "interrupt"
     began = time.process_time()
     search(buffers, lower_bound(buffers)).advance(1_000_000)
-    assert time.process_time() - began < 10  # a tenth of a second where nothing else runs
+    assert time.process_time() - began < 10  # a tenth of a second on an idle machine
 
 
 @st.composite
@@ -276,7 +279,7 @@ def test_pair_search_finds_a_plan_where_brute_force_does(jobs: Jobs, above: int,
     for capacity in {max(least + above, 0), max(least - 1, 0), least}:
         done = pairs(jobs, capacity, seed)
         assert done.advance(UNLIMITED)
-        expected = least <= capacity and least <= 60  # more: fixed offsets contradict each other
+        expected = least <= capacity and least <= 60  # otherwise fixed offsets contradict each other
         assert (done.found, done.infeasible) == (expected, not expected), capacity
         if done.found:
             assert is_valid(jobs, done.offsets.tolist(), capacity)

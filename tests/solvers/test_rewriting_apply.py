@@ -128,7 +128,7 @@ def test_recomputed_values_are_not_kept_for_the_backward_pass(case: tuple[Graph,
     )
     values = values[~graph.backward[graph.producer[values]]]
     readers = new.reader[np.isin(new.reads, values)]
-    # A view of what came back, made again of several memories, reads the others as they are.
+    # A recomputed view of a reloaded memory reads other memories unchanged.
     assert not [op for op in readers if new.backward[op] and not new.names[op].startswith("reload.")]
 
 

@@ -52,7 +52,7 @@ def test_decision_predicts_peak_and_seconds_at_any_limit(graph, link):
         assert timed.seconds == made.seconds <= before
         assert same_graph(reverted(rewritten), graph)
         before = made.seconds
-    assert before == pytest.approx(graph.seconds.sum())  # nothing moves where nothing needs to
+    assert before == pytest.approx(graph.seconds.sum())  # no moves without need
 
 
 def test_infeasible_limit_is_refused_with_the_least_bytes_and_the_operation():
@@ -276,7 +276,7 @@ def _free_views(graph: Graph) -> Graph:
 def test_simulation_agrees_with_the_replay_of_schedules(data, graph, link):
     plan = graph_step(graph, offloadable(graph), outside=5)
     schedule = _dropped_later(data.draw(schedules(plan.step)))
-    # Who is first of those that are asked for at one operation is told by names there, by rows here.
+    # Copies requested at one operation are ordered by names there, and by rows here.
     outs, ins = schedule.out[schedule.copied], schedule.fetch
     if len(set(outs.tolist())) < len(outs) or len(set(ins.tolist())) < len(ins):
         schedule = schedule.select(schedule.buffer == (schedule.buffer[:1].sum() if len(schedule) else 0))
@@ -295,10 +295,10 @@ def _gaps(seeds: range) -> list[float]:
     for seed in seeds:
         graph, link, limit = limited_net(seed)
         solved = least_seconds(graph, link, limit)
-        assert solved is not None  # what is refused cannot be held, and what is not can
+        assert solved is not None  # a limit is refused exactly if infeasible
         judged = simulate(apply_rewriting(graph, solved[0]), link)
         assert judged.peak_bytes <= limit
-        # What waits for nothing but its queue may be a little later than is proven; times are whole ticks.
+        # A copy that waits only for its queue may be later than proven by rounding to whole ticks.
         assert judged.seconds > solved[1] - 0.02
         gaps.append(Decider(graph, link).decide(limit).seconds / solved[1] - 1)
     return gaps

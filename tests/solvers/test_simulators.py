@@ -205,7 +205,7 @@ def test_native_pool_equals_the_model_where_memory_is_short(
     failed = 0
     for seed in range(12):
         trace = random_trace(seed, 500, largest=6 * MIB)
-        if seed % 2:  # segments that touch, as those of whole pages do
+        if seed % 2:  # adjacent segments, as of whole pages
             trace = dataclasses.replace(trace, size=-(-trace.size // (2 * MIB)) * 2 * MIB)
         limit = int(trace.load().max()) * (9 + seed % 3) // 10
         failed += agree(trace, allocator, parameters, make, limit) is not None
@@ -346,7 +346,7 @@ def test_planned_allocator_uses_the_offsets_of_solve() -> None:
 
 
 def test_plan_beyond_the_device_is_cut_off() -> None:
-    """ALLOC plan that needs more than the live bytes, as with two streams, ends with the device."""
+    """A plan that needs more than the live bytes, as with two streams, is limited by the device."""
     steps = [(ALLOC, 2 * MIB, 0), (FREE, 0, 0), (ALLOC, 2 * MIB, 1), (FREE, 0, 0), (ALLOC, MIB, 0)]
     simulation = simulate(trace_of(steps), "planned", limit_bytes=3 * MIB)
     check_simulation(simulation, 3 * MIB)

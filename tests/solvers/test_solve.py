@@ -124,7 +124,7 @@ def test_same_seed_and_nodes_give_the_same_plan() -> None:
     assert second.offset is not None
     assert (first.offset == second.offset).all()
     assert first.stopped_by == second.stopped_by == "nodes"
-    # A slice is no unit of work: with a callback in between, still the same.
+    # The result does not depend on slices, and so not on callbacks between them.
     seen: list[Plan] = []
     again = solve(buffers, seed=7, stop=stop, solver="greedy", on_improvement=seen.append)
     assert again.arena_bytes == seen[-1].arena_bytes == first.arena_bytes

@@ -112,7 +112,7 @@ def test_link_bound_claims_nothing_where_the_linear_solver_fails(
 @SOME
 def test_stretch_of_a_single_operation_keeps_the_bound_valid_and_no_lower(data: st.DataObject) -> None:
     step, link = data.draw(steps()), data.draw(links())
-    step = step.without(step.untouched)  # which are away for nothing
+    step = step.without(step.untouched)  # untouched buffers can be away at no cost
     made = planner(step, link)
     limit = data.draw(st.integers(made.floor()[0], max(step.peak_bytes, made.floor()[0])))
     intervals, op = data.draw(st.integers(1, 24)), data.draw(st.integers(0, len(step) - 1))
@@ -301,7 +301,7 @@ def test_both_arenas_are_planned_after_the_schedule(data: st.DataObject) -> None
     exact, of, which = host_buffers(step, schedule, alignment=1)
     np.testing.assert_array_equal(of[which], schedule.buffer)
     begin, length = exact.start[which], (exact.end - exact.start)[which]
-    for needed in (schedule.release, schedule.fetch, schedule.use):  # the copy that a move has is there then
+    for needed in (schedule.release, schedule.fetch, schedule.use):  # the host has the copy then
         since = needed - begin
         assert (np.where(step.circular, since % len(step), since) < length).all()
         assert step.circular or (since >= 0).all()

@@ -99,7 +99,7 @@ def real_peak(text: str) -> int:
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
 def test_peak_of_a_program_equals_a_real_run(fitted: Any, text: str) -> None:
-    """On the CPU, within one per cent, without a caveat."""
+    """The peaks agree within one per cent on the CPU, without a caveat."""
     answer = fitted(text, "--device", "cpu", "--limit", "1GiB", "--no-remedies", "--no-largest-batch")
     assert (answer["fits"], answer["caveats"], answer["mode"]) == (True, [], "train")
     assert answer["peak_bytes"] == pytest.approx(real_peak(text), rel=0.01)

@@ -30,7 +30,7 @@ from traces.iterations.pattern import find_patterns
 
 
 def by_hand(values: list[int], repeats: int) -> Period | None:
-    """Try every tail and every period, longest tail first: cubic, and plainly right."""
+    """Try every tail and every period, longest tail first, in cubic time."""
     n = len(values)
     for length in range(n, 0, -1):
         tail = values[n - length :]

@@ -1,4 +1,4 @@
-"""Files of traces: formats by content, names, and what is read of them."""
+"""Trace files: formats recognised by content, names, and contents."""
 
 from __future__ import annotations
 

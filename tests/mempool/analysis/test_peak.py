@@ -123,7 +123,7 @@ SNAPSHOTS = Path(__file__).parents[3] / "../shared/bench/pytorch_snapshots"
 
 
 def snapshot(**metadata: str) -> Trace:
-    """ALLOC trace of 8 MiB buffers that leave gaps in segments of 20 MiB, as simulated for PyTorch."""
+    """A trace of 8 MiB buffers that leave gaps in segments of 20 MiB, as simulated for PyTorch."""
     kind, buffer, size = [ALLOC] * 16, list(range(16)), [8 * MIB] * 16
     kind += [FREE] * 8 + [ALLOC] * 4
     buffer += [*range(0, 16, 2), *range(16, 20)]
@@ -141,7 +141,7 @@ def snapshot(**metadata: str) -> Trace:
 
 
 def with_more_reserved(trace: Trace) -> Trace:
-    """The same with a segment of 100 MiB that holds nothing."""
+    """The same trace with an empty segment of 100 MiB."""
     return Trace.of(
         np.append(RESERVE, trace.kind), np.append(-1, trace.buffer), np.append(100 * MIB, trace.size),
         address=np.append(1 << 50, trace.address), metadata=trace.metadata,
@@ -185,7 +185,7 @@ def test_simulation_error_is_not_credited_to_a_setting() -> None:
 
 @pytest.mark.parametrize("history", ["window", "absent"])
 def test_memory_reserved_before_the_recording_is_no_saving(history: str) -> None:
-    """The memory may have served an unknown load; without events nothing can be simulated either."""
+    """The memory may have served an unknown load, which cannot be simulated without events."""
     more = dataclasses.replace(snapshot(), metadata=dict(snapshot().metadata) | {"history.0": history})
     told, before = saves(with_more_reserved(more)), saves(snapshot())
     assert told == ({} if history == "absent" else before)

@@ -15,7 +15,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _READY = "window.mempoolShow !== undefined && mempoolShow.drawn !== undefined"
 
 
-@pytest.fixture(scope="module")  # no longer: its event loop runs in this thread, where others want theirs
+@pytest.fixture(scope="module")  # a session scope would block other event loops in this thread
 def chromium() -> Iterator[Any]:
     """The browser; without a GPU the browser draws in software."""
     pytest.importorskip("bokeh")

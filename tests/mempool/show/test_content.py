@@ -83,7 +83,7 @@ def test_picture_of_the_rest_has_the_area_of_the_rest() -> None:
     picture = density_of_small_pieces(timeline, view, np.flatnonzero(large)) / 255
     area = (timeline.size[timeline.owner] * (timeline.end - timeline.start))[~large].sum()
     cell = view.top / 256 * (timeline.end.max() - timeline.start.min()) / 1024
-    assert picture.sum() * cell == pytest.approx(area, rel=0.05)  # each cell is rounded up
+    assert picture.sum() * cell == pytest.approx(area, rel=0.05)  # cells are rounded up
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_truncated_ranges_extend_to_the_ends_or_are_ignored() -> None:
 
 
 def ran_out(**more: Any) -> Trace:
-    """Two devices with a buffer each, and refused requests of 900, 800 and 70 bytes."""
+    """A trace of two devices with a buffer each, and refused requests of 900, 800 and 70 bytes."""
     columns: dict[str, Any] = {
         "kind": [A, A, REFUSED, REFUSED, REFUSED], "buffer": [0, 1, -1, -1, -1],
         "size": [100, 400, 900, 800, 70], "device": [0, 1, 0, 1, 0], "address": [0, 0, -1, -1, -1],

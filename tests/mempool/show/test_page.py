@@ -225,7 +225,7 @@ def test_notebook_shows_the_page_in_a_frame(visit: Callable[..., Any]) -> None:
     assert frame.locator("h1").inner_text(timeout=10_000) == 'a"><script>alert(1)</script>'
     assert page.locator("script").count() == 0
     frame.locator("#in").click()
-    page.wait_for_timeout(600)  # a part of another page keeps nothing in that one's address
+    page.wait_for_timeout(600)  # an embedded page must not change the address of the outer page
     assert "#" not in page.url
 
 

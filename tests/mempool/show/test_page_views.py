@@ -83,7 +83,7 @@ def test_row_of_any_name_finds_its_buffers(visit: Callable[..., Any], name: str)
 
 
 def test_pixel_column_shows_its_highest_moment(visit: Callable[..., Any]) -> None:
-    """One event of a hundred thousand holds a GiB: visible, although a pixel is some hundred events wide."""
+    """A single event with a GiB is visible, although each pixel covers some hundred events."""
     start = np.arange(100_000)
     size = np.full(100_000, 1000)
     start[60_000], size[60_000] = 60_000, 1 << 30
@@ -106,7 +106,7 @@ A, F, MARK, RESERVE, REFUSED = (
 
 @pytest.fixture
 def notes(visit: Callable[..., Any]) -> Any:
-    """A notes of a step with a forward of two layers, the second of which runs out of memory."""
+    """A page of a step with a forward pass of two layers, the second of which runs out of memory."""
     trace = Trace.of(
         [MARK, MARK, A, MARK, MARK, A, REFUSED, MARK, MARK, MARK, F],
         [-1, -1, 0, -1, -1, 1, -1, -1, -1, -1, 0],
@@ -124,7 +124,7 @@ def notes(visit: Callable[..., Any]) -> Any:
 
 
 def test_refused_request_is_listed_drawn_and_reached_by_a_click(notes: Any) -> None:
-    """A line from the live bytes upwards by the requested bytes, in either picture."""
+    """Both pictures have a line from the live bytes upwards by the requested bytes."""
     assert "out of memory: 1 request refused, the largest 6.00 MiB" in notes.locator("#facts").inner_text()
     said = notes.locator("#refused li").first.inner_text()
     assert said.startswith("6.00 MiB at 6, 1.00 MiB free on the device, asked for by attention.py:42 scores")

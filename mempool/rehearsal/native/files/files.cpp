@@ -24,6 +24,10 @@
 #include <cstring>
 #include <initializer_list>
 
+#ifndef SYS_faccessat2
+#define SYS_faccessat2 439  // on all machines; headers of kernels before 5.8 lack the name
+#endif
+
 // A function of the C library's name, without the attributes of the C library's declaration.
 #define REPLACED(result, name, ...)                                                 \
   extern "C" __attribute__((visibility("default"))) result files_##name(__VA_ARGS__) __asm__(#name); \
