@@ -64,13 +64,13 @@ def test_the_source_distribution_holds_the_repository(built: Path, tracked: set[
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(built: Path, tracked: set[str]) -> None:
-    """The wheel has Python files, stubs, markers, native modules, the stand-in and the licence only."""
+    """The wheel has Python files, stubs, markers, native modules, the rehearsal's libraries and the licence only."""
     with zipfile.ZipFile(only(built, "*.whl")) as archive:
         names = set(archive.namelist())
     ours = {name for name in tracked if name.split("/")[0] in PACKAGES}
     inside = {name for name in ours if "native" not in PurePosixPath(name).parts}
     inside |= {f"{package}/_core{sysconfig.get_config_var('EXT_SUFFIX')}" for package in PACKAGES}
-    inside.add("mempool/rehearsal/libmempool_standin.so")
+    inside |= {f"mempool/rehearsal/libmempool_{name}.so" for name in ("standin", "files")}
     info = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     assert names - info == inside
     files = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
