@@ -128,7 +128,7 @@ def test_placed_copies_never_overlap(data: st.DataObject) -> None:
                 lengths = {value: pages(int(graph.size[value])) for value in (one, other)}
                 first, second = sorted((one, other), key=lambda value: places.at[value])
                 assert places.at[first] + lengths[first] <= places.at[second]
-    assert places.shifted(8 * PAGE).at == {value: at + 8 * PAGE for value, at in places.at.items()}
+    assert places.shift(8 * PAGE).at == {value: at + 8 * PAGE for value, at in places.at.items()}
 
 
 class Placed(HostEngine):

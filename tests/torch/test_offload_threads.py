@@ -115,7 +115,7 @@ def test_optimizer_step_in_another_thread_is_reported(
     thread.start()
     thread.join()
     assert len([r for r in caplog.records if "steps in trainer" in r.message]) == 1
-    assert mode.counts.beside > 0
+    assert mode.counts.other_threads > 0
     assert mode.counts.iterations == 0
 
 

@@ -190,7 +190,7 @@ class HostPlacement:
     size: int = 0
 
     def shift(self, begin: int) -> HostPlacement:
-        """Return the placement shift by `begin` bytes."""
+        """Return the placement shifted by `begin` bytes."""
         return HostPlacement({value: begin + at for value, at in self.at.items()}, self.size)
 
 
