@@ -44,7 +44,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   int (*concerns)(size_t bytes);
   int (*allocate)(size_t bytes, int device, intptr_t stream, void** address);
   void (*record)(void* address, size_t bytes, int device, intptr_t stream);
-  int (*free)(void* address, size_t* bytes);
+  int (*free)(void* address, size_t* bytes, int* device);
   int (*use)(void* address, intptr_t stream);
   void* (*arena_of)(void* address);
   size_t (*wanted)(int device, size_t room);
@@ -166,20 +166,22 @@ void report(void* address, int64_t bytes, DeviceIndex device) {
   }
 }
 
+// Note the end of a planned tensor in the history, before its memory is free for others.
+[[gnu::cold, gnu::noinline]] void note_end(void* address) {
+  History::Tensor tensor{address};
+  intptr_t stream = 0;
+  if (core->find(address, &tensor.bytes, &tensor.device, &stream) == 0) return;
+  tensor.stream = reinterpret_cast<void*>(stream);
+  tensor.metadata = host->getUserMetadata();
+  history.freed(tensor);
+}
+
 void release(void* address) {
   size_t bytes = 0;
-  History::Tensor tensor{address};
-  if (history.knows_any() || c10::memoryProfilingEnabled()) {
-    intptr_t stream = 0;
-    const bool is_planned = core->find(address, &tensor.bytes, &tensor.device, &stream) != 0;
-    tensor.stream = reinterpret_cast<void*>(stream);
-    if (is_planned && history.knows_any()) {
-      tensor.metadata = host->getUserMetadata();
-      history.freed(tensor);
-    }
-  }
-  if (address == nullptr || core->free(address, &bytes) == 0) return host->raw_delete(address);
-  report(address, -static_cast<int64_t>(bytes), static_cast<DeviceIndex>(tensor.device));
+  int device = 0;
+  if (history.knows_any()) note_end(address);
+  if (address == nullptr || core->free(address, &bytes, &device) == 0) return host->raw_delete(address);
+  report(address, -static_cast<int64_t>(bytes), static_cast<DeviceIndex>(device));
   hand_back();
 }
 

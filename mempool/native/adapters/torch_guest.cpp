@@ -74,14 +74,17 @@ void release_if_unused(Hook::Entry& entry) noexcept {
   if (!hook_.serves(entry) || !entry.client->replaying()) entry.client->give_back(true);
 }
 
-int free(void* address, std::size_t* bytes) {
+int free(void* address, std::size_t* bytes, int* device) {
   if (hook_.nobody_ever_served()) return 0;
   const Presence::Here here;
   int planned = 0;
   hook_.each_entry([&](Hook::Entry& entry) {
     const Client::Found found = entry.client->free_planned(address_of(address), bytes);
-    if (found == Client::Found::planned) release_if_unused(entry);
-    planned = found == Client::Found::planned ? 1 : 0;
+    if (found == Client::Found::planned) {
+      *device = entry.device.load(std::memory_order_relaxed);
+      release_if_unused(entry);
+      planned = 1;
+    }
     return found == Client::Found::unknown;
   });
   return planned;

@@ -34,8 +34,8 @@ struct mempool_guest_functions {
   int (*concerns)(std::size_t bytes);
   int (*allocate)(std::size_t bytes, int device, std::intptr_t stream, void** address);
   void (*record)(void* address, std::size_t bytes, int device, std::intptr_t stream);
-  // 1: planned, and freed, with the requested size in `bytes`; 0: the host frees the buffer.
-  int (*free)(void* address, std::size_t* bytes);
+  // 1: planned, and freed, with the requested size in `bytes` and the device; 0: the host frees the buffer.
+  int (*free)(void* address, std::size_t* bytes, int* device);
   // 1: planned, and the free waits for the stream; 0: the host has to know.
   int (*use)(void* address, std::intptr_t stream);
   // The arena that contains the address, or null.
