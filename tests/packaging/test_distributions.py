@@ -64,7 +64,7 @@ def test_the_source_distribution_holds_the_repository(built: Path, tracked: set[
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(built: Path, tracked: set[str]) -> None:
-    """The wheel has Python files, stubs, markers, native modules, two libraries for rehearsals, the licence."""
+    """The wheel has Python files, stubs, markers, native modules, two libraries and the licence only."""
     with zipfile.ZipFile(only(built, "*.whl")) as archive:
         names = set(archive.namelist())
     ours = {name for name in tracked if name.split("/")[0] in PACKAGES}
