@@ -378,7 +378,7 @@ void Client::record_large(const Sequence& sequence, Address address, std::size_t
 // Fast path of the steady state; 0: recording, a decision or another source of memory is required.
 Address Client::serve_hit(Sequence& sequence, std::size_t bytes) noexcept {
   if (!replaying_ || growth_deferred_ || bypass_.active || outside() || recorded() || pool_->forked() || pool_->foresees()) return 0;
-  if (bypass_.larger != 0 && sequence.follower.early(known_).size != 0) return 0;
+  if (bypass_.larger != 0 && sequence.follower.is_early()) return 0;
   const Slot* slot = sequence.follower.expected_slot(bytes);
   if (slot == nullptr || slot->offset == kDynamic) return 0;
   const Address address = pool_->take_planned(*slot, bytes, sequence.follower.stream());
@@ -458,7 +458,8 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
   ++stats_.outcomes[static_cast<std::size_t>(outcome)];
   recorded = this->recorded();
   // An iteration of an unknown variant would need as much memory again beside the arena, which it leaves idle.
-  if (address == 0 && replaying_ && mine.follower.begun_smaller() && !pool_->source().held()) address = pool_->from_idle_hole(bytes, stream);
+  const bool uses_hole = replaying_ && mine.follower.begun_smaller() && !pool_->source().held();
+  if (address == 0 && uses_hole) address = pool_->from_idle_hole(bytes, stream).address;
   if (address == 0) return 0;
   count_allocation({address, pool_->round_up(bytes), false}, bytes);
   record_large(mine, address, bytes, stream);

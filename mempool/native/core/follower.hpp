@@ -115,15 +115,18 @@ class Follower {
   Pattern* finished() const noexcept { return finished_; }
   // Mark the follower as idle, without a part, since the thread has ended and no other thread has taken over.
   void set_idle(bool idle) noexcept { idle_ = idle; }
-  // The place of the next allocation, and the most bytes that any of the patterns has there, if every allocation so far belongs
-  // to the iteration and the iteration has just begun; else a size of 0.
+  // Return true if the iteration has just begun and its pattern has a next allocation.
+  bool is_early() const noexcept {
+    const std::uint64_t place = count_ - began_at_;
+    return table_ != nullptr && place < kEarly && place < table_->length();
+  }
+  // The place of the next allocation, and the most bytes that any of the patterns has there; a size of 0 unless `is_early`.
   struct Due {
     std::uint64_t place = 0, size = 0;
   };
   Due early(const std::vector<Pattern*>& known) const noexcept {
     const std::uint64_t place = count_ - began_at_;
-    if (table_ == nullptr || place >= kEarly || place >= table_->length()) return {};
-    return {place, most_at(place, known)};
+    return is_early() ? Due{place, most_at(place, known)} : Due{};
   }
   // Return true if the follower has begun a part, so that the slots about to be used should stay free.
   bool plays() const noexcept { return table_ != nullptr && plays(*table_); }

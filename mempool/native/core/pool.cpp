@@ -75,8 +75,8 @@ Pool::Given Pool::allocate_in_hole(std::size_t bytes, Stream stream) noexcept tr
   return {};
 }
 
-Address Pool::from_idle_hole(std::size_t bytes, Stream stream) {
-  return arena_.state() == ArenaState::draining ? 0 : from_hole(bytes, stream, false).address;
+Pool::Given Pool::from_idle_hole(std::size_t bytes, Stream stream) {
+  return arena_.state() == ArenaState::draining ? Given{} : from_hole(bytes, stream, false);
 }
 
 // `anywhere`: the range may lie where plans place buffers of another stream, which will then wait for this
@@ -167,7 +167,7 @@ Pool::Given Pool::allocate_dynamic(std::size_t bytes, Stream stream, bool holes)
     Given given = from_segments(bytes, stream, Segments::Effort::reuse);
     // under a budget, holes are the last resort, since long-lived buffers would block plans
     const bool budget = source_.has_budget();
-    if (given.address == 0 && holes && arena_.state() != ArenaState::draining && !budget) given = from_hole(bytes, stream, false);
+    if (given.address == 0 && holes && !budget) given = from_idle_hole(bytes, stream);
     if (given.address == 0) reassign_idle_memory(bytes, stream);
     if (given.address == 0 && budget && !source_.keep_budget(source_.round_to_page(bytes))) given = from_hole(bytes, stream, true);
     if (given.address == 0) given = from_segments(bytes, stream, Segments::Effort::normal);

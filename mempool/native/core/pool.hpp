@@ -126,8 +126,8 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   OutsideBuffers& outside() noexcept { return outside_; }
   // Allocate in any hole of the arena, even if a plan may need the range; 0: no hole is large enough.
   Given allocate_in_hole(std::size_t bytes, Stream stream) noexcept;
-  // The same in a hole that no plan shares between streams; may throw std::bad_alloc.
-  Address from_idle_hole(std::size_t bytes, Stream stream);
+  // The same in a hole that no plan shares between streams, unless the arena drains; may throw std::bad_alloc.
+  Given from_idle_hole(std::size_t bytes, Stream stream);
 
   // Record the planned offset of a buffer that the fallback serves for lack of an arena. planned_offset_of() returns
   // this offset, or the own offset of a buffer at a planned slot in the arena; kDynamic: none.
