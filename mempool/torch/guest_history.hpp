@@ -144,7 +144,7 @@ class History {
               tensor.stream, {0, 0}, c10::getApproximateTime(), level_.load() >= Level::ALLOC ? context : nullptr,
               compile_contexts().empty() ? "N/A" : compile_contexts().back(), tensor.metadata));
   }
-  // Of each entry that the host keeps there may be a mark.
+  // Each entry that the host keeps may have a mark here.
   void add(Entry entry) {
     log_.push_back(std::move(entry));
     if (log_.size() / 2 > most_) log_.pop_front();

@@ -17,7 +17,7 @@ Batch = tuple[Tensor, ...]
 class Model(nn.Module):
     """A network with its data and its loss."""
 
-    #: Whether activations are recomputed by checkpoints.
+    #: True if checkpoints recompute activations.
     checkpointing = False
 
     def batch(self, number: int, size: int) -> Batch:
