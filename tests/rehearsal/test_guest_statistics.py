@@ -1,0 +1,177 @@
+"""Statistics, snapshots, histories and profiles of PyTorch with the guest, on the stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import alone, run_each_alone
+
+if __name__ == "__main__":  # pytest's own process has no stand-in, without which PyTorch cannot be imported
+    import torch
+    from guest_programs import MIB, install, iteration, planned, silent, tensor, train, values
+
+
+@alone
+def test_statistics_and_snapshot_show_planned_tensors() -> None:
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        made = [tensor(MIB + 100) for _ in range(3)]
+        pool.plan_now()
+    assert planned(pool, *made) == [True] * 3
+    assert torch.cuda.memory_allocated() == 3 * (MIB + 512)
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == 3 * (MIB + 100)
+    assert torch.cuda.memory_stats()["allocation.all.current"] == 3
+    blocks = {
+        block["address"]: (block["size"], block["requested_size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    assert blocks == {one.data_ptr(): (MIB + 512, MIB + 100) for one in made}
+    for segment in torch.cuda.memory_snapshot():
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    made.clear()
+    assert torch.cuda.memory_allocated() == 0
+
+
+@alone
+def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: str) -> None:
+    from mempool.offline import read_input
+
+    torch.cuda.memory._record_memory_history(stacks="python")
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        kept = [tensor(MIB) for _ in range(3)]
+        pool.plan_now()
+    del kept[0]
+    assert planned(pool, *kept) == [True] * 2
+    torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
+    recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
+    assert recording.trace.load().max() == torch.cuda.memory_stats()["allocated_bytes.all.peak"]
+
+
+@alone
+def test_statistics_count_tensors_in_the_arenas_of_two_pools() -> None:
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    kept: list[torch.Tensor] = []
+    for size in (5, 13):  # MiB; the second pool keeps none of the first one's places
+        pool = install()
+        made: list[torch.Tensor] = []
+        for _ in range(12):
+            pool.step()
+            made.clear()
+            made += [tensor(size * MIB + 100) for _ in range(3)]
+            pool.plan_now()
+        assert planned(pool, *made) == [True] * 3
+        kept += made
+        pool.close()
+    statistics = torch.cuda.memory_stats()
+    assert statistics["allocation.all.current"] == len(kept)
+    assert statistics["requested_bytes.all.current"] == sum(one.nbytes for one in kept)
+    assert statistics["allocated_bytes.all.current"] == sum(one.nbytes + 512 - 100 for one in kept)
+
+
+def history(**options: Any) -> tuple[list[Any], set[Any]]:
+    """Return what PyTorch's history has of an iteration, and the frames of the tensors alive at its end."""
+    torch.cuda.memory._record_memory_history(stacks="python", clear_history=True, **options)
+    iteration()
+    for _ in range(300):
+        kept = [tensor(4096), tensor(100)]  # of the plan, and of native
+    with torch.cuda.stream(torch.cuda.ExternalStream(2)):
+        kept = [tensor(MIB), tensor(100)]
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(None)
+    del kept
+
+    def frames(entry: Any) -> tuple[Any, ...]:
+        return tuple(map(str, entry.get("frames", ())))
+
+    trace = [
+        (entry["action"], entry["size"], entry["stream"], entry["compile_context"], frames(entry))
+        for entry in snapshot["device_traces"][0]
+        if not entry["action"].startswith("segment")
+    ]
+    blocks = (block for segment in snapshot["segments"] for block in segment["blocks"])
+    return trace, {frames(block) for block in blocks if block["state"] == "active_allocated"}
+
+
+@pytest.mark.parametrize("context", ["all", "alloc", "state", ""])
+@alone
+def test_history_has_planned_requests_as_native_records_them(context: str) -> None:
+    settings = [
+        {},
+        {"max_entries": 40},
+        {"skip_actions": ["free_completed", "alloc"]},
+        {"enabled": "state"},
+        {"compile_context": True},
+    ]
+    recorded = {}
+    for name in ("native", "guest"):
+        if name == "guest":
+            pool = install()
+            for _ in range(12):
+                pool.step()
+                history()
+                pool.plan_now()
+        hits = values(pool)["hits"] if name == "guest" else 0
+        recorded[name] = []
+        for options in settings:
+            if name == "guest":
+                pool.step()
+            recorded[name].append(history(context=context or None, **options))
+    assert values(pool)["hits"] > hits + 100
+    for (native, alive), (guest, guest_alive) in zip(recorded["native"], recorded["guest"], strict=True):
+        assert (sorted(native), alive) == (sorted(guest), guest_alive)
+        if context == "all":  # else only the clock tells the order
+            assert native == guest
+
+
+@alone
+def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_path: str) -> None:
+    import torch.cuda._memory_viz as viz
+
+    from mempool.offline import read_input
+
+    pool = install()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    for count in (3, 5, 2):
+        for _ in range(8):
+            pool.step()
+            kept = [tensor((number + 1) * MIB) for number in range(count)]
+            assert torch.cuda.memory_allocated() == sum(one.nbytes for one in kept)
+            del kept
+            pool.plan_now()
+        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+    made = tensor(2 * MIB)
+    pool.close()
+    torch.cuda.memory._dump_snapshot(f"{tmp_path}/snapshot.pickle")
+    snapshot = torch.cuda.memory._snapshot()
+    recording = read_input(Path(tmp_path, "snapshot.pickle"), whole=True)
+    assert recording.trace.load().max() == 15 * MIB
+    assert recording.trace.load()[-1] == made.nbytes
+    allocated = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+    assert len(allocated) == 8 * (3 + 5 + 2) + 1
+    assert {entry["user_metadata"] for entry in snapshot["device_traces"][0]} == {""}
+    assert viz.trace(snapshot)
+    assert viz.segsum(snapshot)
+
+
+@alone
+def test_profiler_sees_planned_tensors() -> None:
+    pool = install()
+    train(pool)
+    with silent(), torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
+        pool.step()
+        kept = [tensor(4096 * (layer % 3 + 1)) for layer in range(3)]
+    sizes = [event.device_memory_usage for event in profile.events() if event.name == "aten::empty"]
+    assert sum(size > 0 for size in sizes) >= 3
+    del kept
+
+
+if __name__ == "__main__":
+    run_each_alone(globals())
