@@ -1,6 +1,5 @@
 """Train, and write in ways that fail where a file or folder of an earlier start exists."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -8,10 +7,6 @@ from pathlib import Path
 os.makedirs("out/parts")  # noqa: PTH103 - as programs do
 import torch  # noqa: E402
 
-Path("staging").mkdir()
-with open("result.txt", "x") as file:  # noqa: PTH123
-    file.write("...")
-assert Path("result.txt").stat().st_size == 3
 os.symlink("out", "link")  # noqa: PTH211
 model = torch.nn.Linear(256, 256).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
@@ -21,12 +16,9 @@ for step in range(1, 31):
     optimizer.zero_grad()
     with open("out/log.txt", "a") as file:  # noqa: PTH123
         file.write("step\n")
-    assert Path("out/log.txt").read_text() == "step\n" * step
-    Path("staging/state.json").write_text(json.dumps([step]))
+    Path("staging").mkdir()
+    Path("staging/state").write_text(str(step))
     shutil.rmtree("last", ignore_errors=True)
     os.rename("staging", "last")  # noqa: PTH104
-    assert json.loads(Path("last/state.json").read_text()) == [step]
-    assert not Path("staging/state.json").exists()
-    Path("staging").mkdir()
-Path("staging").rmdir()
-Path("result.txt").write_text("done")
+with open("result.txt", "x") as file:  # noqa: PTH123
+    file.write("done")
