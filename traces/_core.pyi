@@ -13,7 +13,7 @@ def tail_period(values: Annotated[NDArray[numpy.int64], dict(shape=(None,), orde
     Return period and length of the longest tail with at least `repeats` periods; (0, 0) if there is none.
     """
 
-def align_backwards(sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], most: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> object:
+def align_backwards(sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], most: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
     """
     Return int64[n], the place of each of n allocations in repetitions of a sequence: 0 or more in the last repetition, negative in earlier ones, the largest int64 for an allocation without a counterpart. The alignment runs backwards and is greedy.
     """

@@ -346,8 +346,10 @@ def _aligned(
     The sequence has the sizes from `least` to `most`, in the steady state's `rows`. An allocation without a
     counterpart has row -1. Time counts the steady state's allocations, and is negative before its beginning.
     """
+    row, when = np.full(len(sizes), -1), np.full(len(sizes), _NEVER)
     places = align_backwards(sizes, least, most)
-    extra = places == _NEVER
-    turn, at = np.divmod(np.where(extra, 0, places), max(len(rows), 1))
-    row = np.where(extra, -1, rows[at] if len(rows) else -1)
-    return row, np.where(extra, _NEVER, row + (turn - 1) * period)
+    matched = np.flatnonzero(places != _NEVER)
+    turn, at = np.divmod(places[matched], max(len(rows), 1))
+    row[matched] = rows[at]
+    when[matched] = rows[at] + (turn - 1) * period
+    return row, when

@@ -11,8 +11,8 @@ void bind_snapshots(nanobind::module_& m);
 
 // Returns an array of NumPy that owns the values.
 template <class Number>
-nanobind::object array_of(std::vector<Number>&& values) {
+nanobind::ndarray<nanobind::numpy, Number, nanobind::ndim<1>> array_of(std::vector<Number>&& values) {
   auto* kept = new std::vector<Number>(std::move(values));
   nanobind::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Number>*>(p); });
-  return nanobind::cast(nanobind::ndarray<nanobind::numpy, Number, nanobind::ndim<1>>(kept->data(), {kept->size()}, owner));
+  return {kept->data(), {kept->size()}, owner};
 }
