@@ -13,6 +13,11 @@ def tail_period(values: Annotated[NDArray[numpy.int64], dict(shape=(None,), orde
     Return period and length of the longest tail with at least `repeats` periods; (0, 0) if there is none.
     """
 
+def align_backwards(sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], least: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], most: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    Return int64[n], the place of each of n allocations in repetitions of a sequence: 0 or more in the last repetition, negative in earlier ones, the largest int64 for an allocation without a counterpart. The alignment runs backwards and is greedy.
+    """
+
 def iterations_start(sequence: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     Return the first allocation of the iterations at the end of the sequences; -1 if the main sequence does not repeat.

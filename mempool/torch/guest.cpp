@@ -19,11 +19,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "guest_history.hpp"
 
@@ -92,8 +94,21 @@ std::atomic<bool> handed_back{false};      // a block, since the host's cache wa
 History& history = *new History;  // never destroyed: as the tensors
 std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_for_host(); }
 
-// While alive, entries of this thread in the host's history are of an arena.
+// Calls of out-of-memory observers that wait until the program's request is known to fail; null: none wait.
+using Calls = std::vector<std::function<void()>>;
+thread_local Calls* waiting_calls = nullptr;
+
+// While alive, calls of this thread's observers wait in `calls`.
+struct CallsWait {
+  Calls* const outer;
+  explicit CallsWait(Calls* calls) : outer(std::exchange(waiting_calls, calls)) {}
+  ~CallsWait() { waiting_calls = outer; }
+};
+
+// While alive, the host's history notes entries of this thread as the arena's, and no observer is told of a refusal.
 struct ArenaRequest {
+  Calls refusals;
+  const CallsWait wait{&refusals};
   const bool recorded = history.records();
   const std::string metadata = recorded ? host->getUserMetadata() : "";
   ArenaRequest() {
@@ -166,14 +181,19 @@ void report(void* address, int64_t bytes, DeviceIndex device) {
   }
 }
 
+// Return true if a live planned tensor begins at the address, with its size, device and stream.
+bool is_planned(void* address, History::Tensor* tensor) {
+  intptr_t stream = 0;
+  if (core->find(address, &tensor->bytes, &tensor->device, &stream) == 0) return false;
+  tensor->address = address;
+  tensor->stream = reinterpret_cast<void*>(stream);
+  return true;
+}
+
 // Note the end of a planned tensor in the history, before its memory is free for others.
 [[gnu::cold, gnu::noinline]] void note_end(void* address) {
-  History::Tensor tensor{address};
-  intptr_t stream = 0;
-  if (core->find(address, &tensor.bytes, &tensor.device, &stream) == 0) return;
-  tensor.stream = reinterpret_cast<void*>(stream);
-  tensor.metadata = host->getUserMetadata();
-  history.freed(tensor);
+  History::Tensor tensor{nullptr, 0, 0, nullptr, host->getUserMetadata()};
+  if (is_planned(address, &tensor)) history.freed(tensor);
 }
 
 void release(void* address) {
@@ -269,16 +289,16 @@ class Guest final : public cca::CUDAAllocator {
     size_t arena = 0;
     const int arenas = core->usage(device, &arena);
     if (arenas == 0) return stats;
-    const size_t pool = arena <= kSmallPool ? kSmall : kLarge;
-    const auto requested = static_cast<int64_t>(arena);
-    arena += slack.of(device);
-    for (const size_t kind : {kAll, pool}) {
-      stats.allocation[kind].current += usage.tensors - arenas;
-      stats.active[kind].current += usage.tensors - arenas;
-      stats.allocated_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
-      stats.active_bytes[kind].current += usage.bytes - static_cast<int64_t>(arena);
-      stats.requested_bytes[kind].current += usage.requested - requested;
-      stats.inactive_split_bytes[kind].current += static_cast<int64_t>(arena) - usage.bytes;
+    const auto block = static_cast<int64_t>(arena + slack.of(device));
+    for (const size_t kind : {kAll, kSmall, kLarge}) {
+      const bool has_arena = kind != (arena <= kSmallPool ? kLarge : kSmall);
+      const Usage::Sum& planned = usage.sums[kind];
+      stats.allocation[kind].current += planned.tensors - (has_arena ? arenas : 0);
+      stats.active[kind].current += planned.tensors - (has_arena ? arenas : 0);
+      stats.allocated_bytes[kind].current += planned.bytes - (has_arena ? block : 0);
+      stats.active_bytes[kind].current += planned.bytes - (has_arena ? block : 0);
+      stats.requested_bytes[kind].current += planned.requested - (has_arena ? static_cast<int64_t>(arena) : 0);
+      stats.inactive_split_bytes[kind].current += has_arena ? block - usage.sums[kAll].bytes : 0;
     }
     return stats;
   }
@@ -350,7 +370,10 @@ class Guest final : public cca::CUDAAllocator {
   void setUserMetadata(const std::string& text) override { host->setUserMetadata(text); }
   std::string getUserMetadata() override { return host->getUserMetadata(); }
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
-    host->attachOutOfMemoryObserver(std::move(observer));
+    host->attachOutOfMemoryObserver([observer = std::move(observer)](auto... state) {
+      if (waiting_calls == nullptr) observer(state...);
+      else waiting_calls->push_back([observer, state...] { observer(state...); });
+    });
   }
   void attachAllocatorTraceTracker(cca::AllocatorTraceTracker tracker) override {
     host->attachAllocatorTraceTracker(std::move(tracker));
@@ -381,7 +404,11 @@ class Guest final : public cca::CUDAAllocator {
 #endif
 #if TORCH_VERSION_MINOR >= 14
   bool supportsUserMetadata() override { return host->supportsUserMetadata(); }
-  void annotateMemory(const void* address, const std::string& text) override { host->annotateMemory(address, text); }
+  void annotateMemory(const void* address, const std::string& text) override {
+    History::Tensor tensor{nullptr, 0, 0, nullptr, text};
+    if (is_planned(const_cast<void*>(address), &tensor)) history.annotated(tensor);
+    else host->annotateMemory(address, text);
+  }
 #endif
 
  private:
@@ -392,13 +419,17 @@ class Guest final : public cca::CUDAAllocator {
   static constexpr size_t kUnit = 512;           // bytes, of a tensor's place
   static constexpr size_t kSmallPage = size_t{2} << 20;  // bytes, of the small pool's expandable segments
 
-  struct Usage {  // of an arena
-    int64_t tensors = 0, bytes = 0, requested = 0;
+  struct Usage {  // of the arenas, by the pool that the host has for tensors of that size
+    struct Sum {
+      int64_t tensors = 0, bytes = 0, requested = 0;
+    } sums[3];
     static void add(void* usage, void*, size_t begin, size_t end) {
-      auto& mine = *static_cast<Usage*>(usage);
-      ++mine.tensors;
-      mine.requested += static_cast<int64_t>(end - begin);
-      mine.bytes += static_cast<int64_t>((end - begin + kUnit - 1) / kUnit * kUnit);
+      for (const size_t kind : {kAll, end - begin <= kSmallPool ? kSmall : kLarge}) {
+        Sum& sum = static_cast<Usage*>(usage)->sums[kind];
+        ++sum.tensors;
+        sum.requested += static_cast<int64_t>(end - begin);
+        sum.bytes += static_cast<int64_t>((end - begin + kUnit - 1) / kUnit * kUnit);
+      }
     }
   };
   // Replace the arena's block of a segment by one block for each planned tensor and each gap.
@@ -503,11 +534,11 @@ class Guest final : public cca::CUDAAllocator {
   static void get_arena(DeviceIndex device) {
     const size_t bytes = core->wanted(device, room(device, 0));
     if (bytes == 0) return;
+    const ArenaRequest request;
     void* block = nullptr;
     if (bytes <= room(device, releasable(device))) try {
       host->emptyCache({0, 0});
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
-      const ArenaRequest request;
       block = host->raw_alloc(bytes);
       const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;
       slack.set(block, device, taken > static_cast<int64_t>(bytes) ? static_cast<size_t>(taken) - bytes : 0);
@@ -520,7 +551,6 @@ class Guest final : public cca::CUDAAllocator {
   }
   static void drop(void* block) {
     if (block == nullptr) return;
-    const ArenaRequest request;
     slack.end(block);
     host->raw_delete(block);
   }
@@ -539,10 +569,15 @@ class Guest final : public cca::CUDAAllocator {
   static Served serve(const Request& request, Allocate allocate) {
     void* address = nullptr;
     Answer answer = ask(request, &address);
+    Calls refusals;
     if (answer != planned) try {
+      const CallsWait wait(&refusals);
       address = allocate();
     } catch (const c10::OutOfMemoryError&) {
-      if (!made_room(request, &address)) throw;
+      if (!made_room(request, &address)) {
+        for (const auto& call : refusals) call();
+        throw;
+      }
       if (address != nullptr) answer = planned;
       else address = allocate();
     }

@@ -43,6 +43,8 @@ class History {
     most_ = std::max<size_t>(entries, 1);
     const auto skips = [&](const char* name) { return std::find(skipped.begin(), skipped.end(), name) != skipped.end(); };
     skips_ = {skips("alloc"), skips("free_requested"), skips("free_completed")};
+    skips_.resize(kAnnotate);
+    skips_.push_back(skips("annotate"));
     if (!enabled || clear) log_.clear();
     records_.store(enabled);
     knows_any_.store(enabled || !contexts_.empty());
@@ -72,6 +74,13 @@ class History {
     record(Entry::FREE_REQUESTED, tensor, context);
     record(Entry::FREE_COMPLETED, tensor, context);
     knows_any_.store(records() || !contexts_.empty());
+  } catch (...) {  // no memory for the entry
+  }
+  // The text is the tensor's metadata.
+  void annotated(const Tensor& tensor) noexcept try {
+    const Context context = gather(Level::ALLOC);
+    const std::lock_guard<std::mutex> guard(lock_);
+    record(static_cast<Entry::Action>(kAnnotate), tensor, context);
   } catch (...) {  // no memory for the entry
   }
   void push_compile_context(const std::string& text) {
@@ -119,8 +128,8 @@ class History {
       std::string& text = entry.user_metadata_;
       const bool of_arena = text.size() >= kArena.size() && text.compare(text.size() - kArena.size(), kArena.size(), kArena) == 0;
       if (of_arena) text.resize(text.size() - kArena.size());
-      const bool is_shown_by_tensors = of_arena && records() && entry.action_ <= Entry::FREE_COMPLETED;
-      if (!is_shown_by_tensors) all.push_back(std::move(entry));
+      const bool of_segment = entry.action_ >= Entry::SEGMENT_ALLOC && entry.action_ <= Entry::SEGMENT_UNMAP;
+      if (!of_arena || !records() || of_segment) all.push_back(std::move(entry));
     }
     while (next < log_.size()) add_next(INT64_MAX);
     if (all.size() > most_) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_));
@@ -130,6 +139,7 @@ class History {
   inline static const std::string kArena = "\x1f" "arena of mempool";  // ends the metadata of an arena's entries
 
  private:
+  static constexpr int kAnnotate = 9;  // action of releases from 2.14 on
   static constexpr c10::DeviceIndex kMark = -1;  // device of an entry that notes a context of the host
   static bool is_mark(const Entry& entry) { return entry.device_ == kMark; }
 

@@ -18,19 +18,21 @@ def test_statistics_and_snapshot_show_planned_tensors() -> None:
     pool = install()
     for _ in range(12):
         pool.step()
-        made = [tensor(MIB + 100) for _ in range(3)]
+        made = [tensor(size) for size in (5000, MIB + 100, MIB + 100)]
         pool.plan_now()
     assert planned(pool, *made) == [True] * 3
-    assert torch.cuda.memory_allocated() == 3 * (MIB + 512)
-    assert torch.cuda.memory_stats()["requested_bytes.all.current"] == 3 * (MIB + 100)
-    assert torch.cuda.memory_stats()["allocation.all.current"] == 3
+    assert torch.cuda.memory_allocated() == 5120 + 2 * (MIB + 512)
+    statistics = torch.cuda.memory_stats()
+    for name, count, requested in (("all", 3, 5000 + 2 * (MIB + 100)), ("small_pool", 1, 5000)):
+        assert statistics[f"requested_bytes.{name}.current"] == requested
+        assert statistics[f"allocation.{name}.current"] == count
     blocks = {
         block["address"]: (block["size"], block["requested_size"])
         for segment in torch.cuda.memory_snapshot()
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }
-    assert blocks == {one.data_ptr(): (MIB + 512, MIB + 100) for one in made}
+    assert blocks == {one.data_ptr(): ((one.nbytes + 511) // 512 * 512, one.nbytes) for one in made}
     for segment in torch.cuda.memory_snapshot():
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
     made.clear()
@@ -81,6 +83,9 @@ def history(**options: Any) -> tuple[list[Any], set[Any]]:
     iteration()
     for _ in range(300):
         kept = [tensor(4096), tensor(100)]  # of the plan, and of native
+    if hasattr(torch.cuda.memory, "_annotate_tensor"):  # from PyTorch 2.14 on
+        for one in kept:
+            torch.cuda.memory._annotate_tensor(one, "kept")
     with torch.cuda.stream(torch.cuda.ExternalStream(2)):
         kept = [tensor(MIB), tensor(100)]
     snapshot = torch.cuda.memory._snapshot()
@@ -90,8 +95,9 @@ def history(**options: Any) -> tuple[list[Any], set[Any]]:
     def frames(entry: Any) -> tuple[Any, ...]:
         return tuple(map(str, entry.get("frames", ())))
 
+    keys = ("action", "size", "stream", "compile_context", "user_metadata")
     trace = [
-        (entry["action"], entry["size"], entry["stream"], entry["compile_context"], frames(entry))
+        (*(entry[key] for key in keys), frames(entry))
         for entry in snapshot["device_traces"][0]
         if not entry["action"].startswith("segment")
     ]
@@ -106,6 +112,7 @@ def test_history_has_planned_requests_as_native_records_them(context: str) -> No
         {},
         {"max_entries": 40},
         {"skip_actions": ["free_completed", "alloc"]},
+        {"skip_actions": ["annotate"]} if hasattr(torch.cuda.memory, "_annotate_tensor") else {},
         {"enabled": "state"},
         {"compile_context": True},
     ]
@@ -157,6 +164,7 @@ def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_pa
     allocated = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
     assert len(allocated) == 8 * (3 + 5 + 2) + 1
     assert {entry["user_metadata"] for entry in snapshot["device_traces"][0]} == {""}
+    assert [entry["action"] for entry in snapshot["device_traces"][0]].count("snapshot") == 1  # of the dump
     assert viz.trace(snapshot)
     assert viz.segsum(snapshot)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traces._core import align_backwards
 from traces.buffers import Buffers
 from traces.columns import distinct
 from traces.iterations.cycles import MOST_ITERATIONS_ALIVE
@@ -342,36 +343,13 @@ def _aligned(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Align the warm-up with the repeated steady sequence: return row and time of each warm-up allocation.
 
-    The sequence has the sizes from `least` to `most`, in the steady state's `rows`. The alignment runs
-    backwards from the beginning of the steady state: a size without a match within the next 32 positions (or
-    one period, if shorter) is an extra, with row -1. Time counts the steady state's allocations, and is
-    negative before its beginning.
+    The sequence has the sizes from `least` to `most`, in the steady state's `rows`. An allocation without a
+    counterpart has row -1. Time counts the steady state's allocations, and is negative before its beginning.
     """
-    result = np.full(len(sizes), -1, np.int64)
-    when = np.full(len(sizes), _NEVER, np.int64)
-    if len(rows) == 0:
-        return result, when
-    count, look = len(rows), min(len(rows), 32)
-    cursor = count - 1  # counts down, past 0 into earlier iterations
-    low, high = np.tile(least[::-1], 2), np.tile(most[::-1], 2)
-    for i in np.flatnonzero(_are_within(sizes, least, most))[::-1]:
-        turn, at = divmod(cursor, count)
-        next_places = slice(count - 1 - at, count - 1 - at + look)
-        fits = (low[next_places] <= sizes[i]) & (sizes[i] <= high[next_places])
-        ahead = int(fits.argmax())
-        if fits[ahead]:
-            turn, at = divmod(cursor - ahead, count)
-            result[i] = rows[at]
-            when[i] = rows[at] + (turn - 1) * period
-            cursor -= ahead + 1
-    return result, when
-
-
-def _are_within(
-    sizes: NDArray[np.int64], least: NDArray[np.int64], most: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return a mask of the ranges from `least` to `most` that contain their size."""
-    begun = np.searchsorted(np.sort(least), sizes, side="right")
-    ended = np.searchsorted(np.sort(most), sizes, side="left")
-    within: NDArray[np.bool_] = begun > ended
-    return within
+    row, when = np.full(len(sizes), -1), np.full(len(sizes), _NEVER)
+    places = align_backwards(sizes, least, most)
+    matched = np.flatnonzero(places != _NEVER)
+    turn, at = np.divmod(places[matched], max(len(rows), 1))
+    row[matched] = rows[at]
+    when[matched] = rows[at] + (turn - 1) * period
+    return row, when

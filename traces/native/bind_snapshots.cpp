@@ -87,13 +87,6 @@ nb::object plain(const Records& records, const Pickle& pickle, Value value, int 
   return result;
 }
 
-template <class Number>
-nb::object array_of(std::vector<Number>& values) {
-  auto* kept = new std::vector<Number>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Number>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, Number, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
-}
-
 struct Read {
   nb::dict columns;
   nb::list names;
@@ -105,19 +98,19 @@ struct Read {
 };
 
 void take(Read& to, Columns columns) {
-  to.columns["kind"] = array_of(columns.kind);
-  to.columns["buffer"] = array_of(columns.buffer);
-  to.columns["size"] = array_of(columns.size);
-  to.columns["stream"] = array_of(columns.stream);
-  to.columns["device"] = array_of(columns.device);
-  to.columns["time_ns"] = array_of(columns.time_ns);
-  to.columns["operation"] = array_of(columns.operation);
-  to.columns["frame"] = array_of(columns.frame);
-  to.columns["address"] = array_of(columns.address);
-  to.columns["module"] = array_of(columns.module);
-  to.columns["category"] = array_of(columns.category);
-  to.columns["stack"] = array_of(columns.stack);
-  to.columns["pool"] = array_of(columns.pool);
+  to.columns["kind"] = array_of(std::move(columns.kind));
+  to.columns["buffer"] = array_of(std::move(columns.buffer));
+  to.columns["size"] = array_of(std::move(columns.size));
+  to.columns["stream"] = array_of(std::move(columns.stream));
+  to.columns["device"] = array_of(std::move(columns.device));
+  to.columns["time_ns"] = array_of(std::move(columns.time_ns));
+  to.columns["operation"] = array_of(std::move(columns.operation));
+  to.columns["frame"] = array_of(std::move(columns.frame));
+  to.columns["address"] = array_of(std::move(columns.address));
+  to.columns["module"] = array_of(std::move(columns.module));
+  to.columns["category"] = array_of(std::move(columns.category));
+  to.columns["stack"] = array_of(std::move(columns.stack));
+  to.columns["pool"] = array_of(std::move(columns.pool));
   for (const auto& one : columns.known) to.known.append(nb::make_tuple(one.events, one.live_before, one.reserved_before));
   for (const int64_t free : columns.device_free) to.device_free.append(free);
   for (const std::string& name : columns.names) to.names.append(text_of(name));

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "alignment.hpp"
 #include "bindings.hpp"
 #include "living.hpp"
 #include "period.hpp"
@@ -68,6 +69,21 @@ NB_MODULE(_core, m) {
       },
       "values"_a, "repeats"_a,
       "Return period and length of the longest tail with at least `repeats` periods; (0, 0) if there is none.");
+  m.def(
+      "align_backwards",
+      [](const Column<std::int64_t>& sizes, const Column<std::int64_t>& least, const Column<std::int64_t>& most) {
+        if (least.shape(0) != most.shape(0)) throw nb::value_error("least and most differ in length");
+        std::vector<std::int64_t> places;
+        {
+          const nb::gil_scoped_release unlocked;
+          places = traces::align_backwards(sizes.data(), sizes.shape(0), least.data(), most.data(),
+                                           static_cast<std::int64_t>(least.shape(0)));
+        }
+        return array_of(std::move(places));
+      },
+      "sizes"_a, "least"_a, "most"_a,
+      "Return int64[n], the place of each of n allocations in repetitions of a sequence: 0 or more in the last repetition, negative in "
+      "earlier ones, the largest int64 for an allocation without a counterpart. The alignment runs backwards and is greedy.");
   m.def(
       "iterations_start",
       [](const Column<std::uint32_t>& sequence, const Column<std::uint64_t>& size) {
