@@ -53,12 +53,13 @@ class Machine:
 
     @property
     def devices_shown(self) -> dict[str, Any]:
-        """Number, name, memory and compute capability of the devices."""
+        """Number, name, memory and compute capability of the devices, and the driver's version."""
         return {
             "devices": self.devices,
             "name": "H100" if self.card is None else self.card.name,
             "memory": UNLIMITED if self.card is None else self.card.memory_bytes,
             "capability": "{}.{}".format(*self.capability),
+            "driver": nvidia_smi.DRIVER,
         }
 
     def settings(self, installation: Installation) -> str:
