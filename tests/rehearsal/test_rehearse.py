@@ -249,6 +249,14 @@ def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli, size: int)
     assert "processes share GPU 0: together they hold up to" in out
 
 
+def test_checkpoint_of_a_rehearsal_that_a_signal_ends_is_removed(cli: Cli) -> None:
+    kill = "os.kill(os.getppid(), signal.SIGHUP)"
+    Path("train.py").write_text(f"import os, signal\nopen('a.pt', 'w')\n{kill}\nsignal.pause()")
+    with pytest.raises(SystemExit, match="129"):
+        cli.run("rehearse train.py")
+    assert not Path("a.pt").exists()
+
+
 def test_process_that_replaces_itself_and_shares_a_tensor_is_the_program(cli: Cli) -> None:
     run = rehearse(cli, "", "replaced.py")
     assert (run["ended"], run["steps"], run["processes"]) == ("steps", 4, [])
