@@ -180,7 +180,9 @@ int rename_at(int folder, const char* from, int into_folder, const char* into, u
 int move_entries(int folder, const char* from, int into_folder, const char* into) {
   if (make_folder_at(into_folder, into, 0777) != 0) return -1;
   const Closing source{open_raw(folder, from, O_RDONLY | O_DIRECTORY)}, target{open_raw(into_folder, into, O_RDONLY | O_DIRECTORY)};
-  const auto move = [&](const char* name) { return rename_at(source.file, name, target.file, name, 0) == 0; };
+  const auto move = [&](const char* name) {
+    return Found(source.file, name, kNoFollow).gone || rename_at(source.file, name, target.file, name, 0) == 0;
+  };
   return for_each_entry(source.file, move) ? unlink_at(folder, from, AT_REMOVEDIR) : -1;
 }
 
@@ -208,6 +210,7 @@ int rename_new(const Found& source, const Found& target, int folder, const char*
 int rename_at(int folder, const char* from, int into_folder, const char* into, unsigned flags) {
   const Found source(folder, from, kNoFollow), target(into_folder, into, kNoFollow);
   if ((flags & RENAME_EXCHANGE) != 0) return fail(EINVAL);  // as some file systems answer
+  if (*source.place != 0 && !source.gone && std::strcmp(source.place, target.place) == 0) return 0;
   if (!source.old && !target.old) return rename_new(source, target, folder, from, into_folder, into, flags);
   if (source.gone) return fail(ENOENT);
   if (source.mode == 0 && syscall(SYS_faccessat, folder, from, F_OK) != 0) return -1;
@@ -222,7 +225,6 @@ int rename_at(int folder, const char* from, int into_folder, const char* into, u
   }
   // A program that gets EXDEV copies, and removes the source.
   if (source.mode != S_IFREG || (target.old && target.mode != S_IFREG) || source.size > kMostCopied) return fail(EXDEV);
-  if (source.old && target.old && std::strcmp(source.place, target.place) == 0) return 0;
   if (target.old && make_copy(target, into_folder, into, false) != 0) return -1;
   if (copy_to(source, folder, from, into_folder, into, O_TRUNC) != 0) return -1;
   return unlink_at(folder, from, 0);

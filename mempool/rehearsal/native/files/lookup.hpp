@@ -107,6 +107,7 @@ struct Found {
   Found(int folder, const char* path, int flags) {
     const KeepErrno keep;
     struct statx status;
+    *place = 0;
     if (!settings().on || path == nullptr || is_exempt(path)) return;
     if (syscall(SYS_statx, folder, path, flags, STATX_BASIC_STATS | STATX_BTIME, &status) != 0) return;
     mode = status.stx_mode & S_IFMT;
