@@ -66,7 +66,7 @@ def finish(folder: Path) -> KeptFiles:
             status = os.lstat(name)
             identity = f"{os.major(status.st_dev):x}-{os.minor(status.st_dev):x}-{status.st_ino:x}"
             file = stat.S_ISREG(status.st_mode)
-            if identity != made[name] or (file and status.st_size):
+            if identity != made[name].rpartition("-")[0] or (file and status.st_size):
                 continue  # another's
             try:
                 (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(name)

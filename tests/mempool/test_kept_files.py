@@ -65,17 +65,13 @@ def new_files() -> dict[str, str]:
     [
         "Path('old/a').write_text('new')",
         "open(b'old/a', 'r+').write('n')",
-        "os.write(os.open('old/a', os.O_WRONLY | os.O_TRUNC), b'n')",
         "os.write(os.open('a', os.O_RDWR, dir_fd=os.open('old', os.O_RDONLY)), b'n')",
         "os.truncate('old/a', 2)",
         "open(f\"/proc/self/fd/{os.open('old/a', os.O_RDONLY)}\", 'w').write('n')",
-        "import numpy as np; np.memmap('old/a', 'u1', 'r+')[:] = 65",
         "Path('fresh').write_text('n'); os.replace('fresh', 'old/a')",
-        "shutil.copy('old/b', 'old/a')",
         "open('old/link', 'w').write('through a link')",
-        "subprocess.run('echo new >> old/a', shell=True, check=True)",
         "subprocess.run(['sed', '-i', 's/old/new/', 'old/a'], check=True)",
-        "subprocess.run(['bash', '-c', 'echo new > old/a'], env={'PATH': os.environ['PATH']}, check=True)",
+        "subprocess.run(['bash', '-c', 'echo new >> old/a'], env={'PATH': os.environ['PATH']}, check=True)",
         "os.posix_spawn('/bin/sh', ['sh', '-c', 'echo new > old/a'], {}); os.wait()",
     ],
 )
@@ -90,9 +86,7 @@ def test_program_reads_written_content_of_a_file_that_stays_unchanged(folder: Pa
     [
         "os.remove('old/a')",
         "os.rename('old/a', 'old/b'); assert Path('old/b').read_text() == 'old a'",
-        "os.unlink('a', dir_fd=os.open('old', os.O_RDONLY))",
         "subprocess.run('mv old/a moved', shell=True); assert Path('moved').read_text() == 'old a'",
-        "shutil.rmtree('old')",
         "os.rename('old', 'moved'); assert Path('moved/sub/x').read_text() == 'old x'",
         "os.remove('old/b'); os.rename('old', 'moved'); assert os.readlink('moved/link') == 'a'",
         "subprocess.run(['rm', '-r', 'old'], check=True); assert not Path('old').is_dir()",
@@ -175,9 +169,21 @@ def test_checkpoint_that_another_program_replaces_stays(folder: Path) -> None:
     assert new_files() == {"a.pt": "theirs\n", "b.pt": ""}
 
 
+def test_processes_find_a_checkpoint_that_others_replace(folder: Path) -> None:
+    replaces = "open(own, 'w').write(f'{k:05}'); os.replace(own, 'last.pt')"
+    reads = (
+        "assert {(len(open('last.pt').read()), os.path.exists('last.pt')) for _ in range(9)} == {(5, True)}"
+    )
+    adds = "open(f'{k}.bin', 'a').write('+'); open(f'{k}.bin').read(4)"
+    program = f"import os\nown = f'{{os.getpid()}}.new'\nfor k in range(400): {replaces}; {reads}; {adds}"
+    start = f"started = [subprocess.Popen([sys.executable, '-c', {program!r}]) for _ in range(4)]"
+    assert len(python(folder, start, "assert not any([p.wait() for p in started])").written) == 401
+    assert [path.read_text() for path in folder.glob("files/*-*")].count("++++") == 400
+
+
 def test_large_file_that_becomes_a_checkpoint_is_empty(folder: Path) -> None:
-    large = "with open('large', 'wb') as file: file.truncate((1 << 30) + 1)\n"
-    python(folder, f"{large}os.rename('large', 'a.pt'); assert os.path.getsize('a.pt') == 0")
+    large = "open('large', 'wb').truncate((1 << 30) + 1); os.rename('large', 'a.pt')"
+    python(folder, large, "assert os.path.getsize('a.pt') == 0")
 
 
 def test_new_files_before_a_run_are_found_by_all_processes_and_gone_afterwards(folder: Path) -> None:
@@ -248,7 +254,6 @@ for name in ("old/a", "new.safetensors"):
     save_file({"x": numpy.full(3, 2.0)}, name)
     assert load_file(name)["x"].sum() == 6
 torch.save(torch.ones(3), "checkpoint")
-assert torch.load("checkpoint").sum() == 3
 large = torch.empty((1 << 30) + 1, dtype=torch.uint8, device="meta")
 for save in (torch.save, lambda tensors, name: save_torch({"x": tensors}, name)):
     save(large, "large.tmp")

@@ -250,8 +250,9 @@ def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli, size: int)
 
 
 def test_checkpoint_of_a_rehearsal_that_a_signal_ends_is_removed(cli: Cli) -> None:
-    kill = "os.kill(os.getppid(), signal.SIGHUP)"
-    Path("train.py").write_text(f"import os, signal\nopen('a.pt', 'w')\n{kill}\nsignal.pause()")
+    Path("train.py").write_text(
+        "import os, signal\nopen('a.pt', 'w')\nos.kill(os.getppid(), signal.SIGHUP)\nsignal.pause()"
+    )
     with pytest.raises(SystemExit, match="129"):
         cli.run("rehearse train.py")
     assert not Path("a.pt").exists()

@@ -53,7 +53,6 @@ def test_rehearsed_plan_serves_the_run_from_its_first_step(tmp_path: Path, libra
 def test_new_folders_and_files_of_a_rehearsal_are_not_in_the_way_of_the_run(
     tmp_path: Path, libraries: dict[str, str]
 ) -> None:
-    """The program fails where a second start finds what the first one made."""
     _, messages = run(tmp_path, libraries, PROGRAMS / "writes.py")
     assert "rehearsal failed" not in messages
     assert "rehearsed 12 steps" in messages

@@ -37,14 +37,13 @@ def test_loss_by_name_takes_no_labels() -> None:
 def test_python_call_takes_the_names() -> None:
     x = torch.zeros(64, 100)
     named = mempool.torch.fit(nn.Linear(100, 500), x, "sgd+momentum", loss="mse", autocast="bf16")
-
-    def mse(output: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(output, torch.zeros_like(output))
-
-    def momentum(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-    written = mempool.torch.fit(nn.Linear(100, 500), x, momentum, loss=mse, autocast=torch.bfloat16)
+    written = mempool.torch.fit(
+        nn.Linear(100, 500),
+        x,
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        loss=lambda output: nn.functional.mse_loss(output, torch.zeros_like(output)),
+        autocast=torch.bfloat16,
+    )
     assert named.peak_bytes == written.peak_bytes
     with pytest.raises(UsageError, match="no optimizer 'adamv'"):
         mempool.torch.fit(nn.Linear(4, 4), x, "adamv")
@@ -78,10 +77,7 @@ def test_layout_equals_a_real_state(name: str) -> None:
     made = STAND_INS[name](parameters)
     for number, parameter in enumerate(parameters):
         real.init_state(real.param_groups[0], parameter, 0, number)
-        state = {
-            key: value for key, value in real.state[parameter].items() if isinstance(value, torch.Tensor)
-        }
+        state = {k: v for k, v in real.state[parameter].items() if isinstance(v, torch.Tensor)}
         ours = made.state_of(parameter)
-        assert {k: v.nbytes for k, v in ours.items()} == {
-            k: v.nbytes for k, v in state.items() if not k.startswith("qmap")
-        }
+        known = {k: v.nbytes for k, v in state.items() if not k.startswith("qmap")}
+        assert {k: v.nbytes for k, v in ours.items()} == known

@@ -10,6 +10,7 @@
 
 namespace {
 
+constexpr int kMostTries = 100;  // to open a file that other processes replace
 constexpr long long kMostCopied = 1LL << 30;  // bytes of a file that is copied; larger ones are read-only
 
 // --- copies
@@ -67,7 +68,9 @@ int redirect(int folder, const char* path, int flags, unsigned mode, char* place
   if (path == nullptr || (flags & O_PATH) != 0 || (!makes && !writes(flags) && !active())) return 0;
   const int follow = (flags & O_NOFOLLOW) != 0 ? kNoFollow : kFollow;
   Found found(folder, path, follow);
-  if (found.mode == 0 && makes && is_redirected(folder, path)) {
+  // An empty file may be one that another process is about to empty here.
+  const bool fresh = found.mode == 0 || (found.mode == S_IFREG && !found.old && !found.copied && found.size == 0);
+  if (fresh && makes && is_redirected(folder, path)) {
     const Closing file{open_raw(folder, path, O_RDWR | (flags & (O_CREAT | O_EXCL | O_NOFOLLOW)), mode)};
     if (file.file < 0 || empty(file.file) != 0) return -1;
     flags &= ~O_EXCL;
@@ -87,9 +90,17 @@ int redirect(int folder, const char* path, int flags, unsigned mode, char* place
 
 int open_at(int folder, const char* path, int flags, unsigned mode) {
   char place[kPath];
-  if (redirect(folder, path, flags, mode, place) != 0) return -1;
-  if (*place == 0) return static_cast<int>(syscall(SYS_openat, folder, path, flags, mode));
-  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, place, flags & ~(O_CREAT | O_EXCL | O_NOFOLLOW)));
+  for (int tries = 0;; ++tries) {
+    if (redirect(folder, path, flags, mode, place) != 0) return -1;
+    const bool copied = *place != 0;
+    const auto file = copied ? syscall(SYS_openat, AT_FDCWD, place, flags & ~(O_CREAT | O_EXCL | O_NOFOLLOW))
+                             : syscall(SYS_openat, folder, path, flags, mode);
+    // Meanwhile another process may have removed the file, or given its name to another one.
+    const bool again = copied ? file < 0 && errno == ENOENT
+                              : file >= 0 && active() && Found(static_cast<int>(file), "", AT_EMPTY_PATH).copied;
+    if (!again || (flags & O_PATH) != 0 || tries == kMostTries) return static_cast<int>(file);
+    if (file >= 0) syscall(SYS_close, file);
+  }
 }
 
 // Copies what a path is read from to another path.
@@ -247,7 +258,10 @@ int link_at(int folder, const char* from, int into_folder, const char* into, int
 
 int stat_at(int folder, const char* path, void* into, int flags) {
   const Readable readable(folder, path, flags);
-  return static_cast<int>(syscall(SYS_newfstatat, readable.folder, readable.path, into, flags));
+  if (syscall(SYS_newfstatat, readable.folder, readable.path, into, flags) == 0) return 0;
+  if (readable.path == path || errno != ENOENT) return -1;
+  const Readable again(folder, path, flags);  // meanwhile another process may have given the name to another file
+  return static_cast<int>(syscall(SYS_newfstatat, again.folder, again.path, into, flags));
 }
 
 // The effective user is taken for the real one.

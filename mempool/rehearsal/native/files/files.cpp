@@ -17,15 +17,21 @@ Function real(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// Opens a stream, or reopens `stream`, by the C library's function.
-FILE* open_stream(const char* path, const char* mode, FILE* stream, const char* name) {
+int flags_of(const char* mode) {
   int flags = std::strchr(mode, '+') != nullptr ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY;
-  flags |= *mode == 'r' ? 0 : O_CREAT | (*mode == 'w' ? O_TRUNC : 0) | (std::strchr(mode, 'x') != nullptr ? O_EXCL : 0);
+  if (std::strchr(mode, 'e') != nullptr) flags |= O_CLOEXEC;
+  return *mode == 'r' ? flags : flags | O_CREAT | (*mode == 'w' ? O_TRUNC : 0) | (std::strchr(mode, 'x') != nullptr ? O_EXCL : 0);
+}
+
+FILE* open_stream(const char* path, const char* mode) {
+  const int file = open_at(AT_FDCWD, path, flags_of(mode), 0666);
+  return file < 0 ? nullptr : fdopen(file, mode);
+}
+
+FILE* reopen_stream(const char* path, const char* mode, FILE* stream, const char* name) {
   char place[kPath];
-  if (redirect(AT_FDCWD, path, flags, 0666, place) != 0) return nullptr;
-  const char* const given = *place == 0 ? path : place;
-  if (stream == nullptr) return real<FILE* (*)(const char*, const char*)>(name)(given, mode);
-  return real<FILE* (*)(const char*, const char*, FILE*)>(name)(given, mode, stream);
+  if (redirect(AT_FDCWD, path, flags_of(mode), 0666, place) != 0) return nullptr;
+  return real<FILE* (*)(const char*, const char*, FILE*)>(name)(*place == 0 ? path : place, mode, stream);
 }
 
 template <class Entry>
@@ -51,9 +57,9 @@ OPENS(__open64_2, __openat64_2)
 CREATES(creat)
 CREATES(creat64)
 
-#define STREAMS(open, reopen)                                                                                   \
-  REPLACED(FILE*, open, const char* path, const char* mode) { return open_stream(path, mode, nullptr, #open); } \
-  REPLACED(FILE*, reopen, const char* path, const char* mode, FILE* stream) { return open_stream(path, mode, stream, #reopen); }
+#define STREAMS(open, reopen)                                                                    \
+  REPLACED(FILE*, open, const char* path, const char* mode) { return open_stream(path, mode); } \
+  REPLACED(FILE*, reopen, const char* path, const char* mode, FILE* stream) { return reopen_stream(path, mode, stream, #reopen); }
 STREAMS(fopen, freopen)
 STREAMS(fopen64, freopen64)
 

@@ -119,8 +119,10 @@ struct Found {
       return time.tv_sec * 1'000'000'000LL + time.tv_nsec < settings().began;
     };
     old = before(status.stx_ctime) || ((status.stx_mask & STATX_BTIME) != 0 && before(status.stx_btime));
-    std::snprintf(place, kPath, "%s/%x-%x-%llx", settings().folder, status.stx_dev_major, status.stx_dev_minor,
-                  static_cast<unsigned long long>(status.stx_ino));
+    // With the time of birth, as another file may get the inode of a removed one.
+    const unsigned birth = (status.stx_mask & STATX_BTIME) != 0 ? status.stx_btime.tv_sec ^ status.stx_btime.tv_nsec : 0;
+    std::snprintf(place, kPath, "%s/%x-%x-%llx-%x", settings().folder, status.stx_dev_major, status.stx_dev_minor,
+                  static_cast<unsigned long long>(status.stx_ino), birth);
     if (!active() || syscall(SYS_statx, AT_FDCWD, place, kNoFollow, STATX_TYPE, &status) != 0) return;
     gone = (status.stx_mode & S_IFMT) == S_IFLNK;
     copied = !gone && mode == S_IFREG;
