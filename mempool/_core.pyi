@@ -546,6 +546,11 @@ class Client:
 
     def wake(self) -> None: ...
 
+    def ignore_time(self) -> None:
+        """
+        Do not judge plans by the time of this thread's present iteration, in which the planner has worked.
+        """
+
     def check_again_after(self, events: int) -> None: ...
 
     def patterns(self) -> list[tuple[int, int]]:

@@ -135,6 +135,12 @@ class Learner:
 
     def learn(self) -> bool:
         """Search the recording for patterns; return true if a plan was installed."""
+        try:
+            return self._learn()
+        finally:
+            self._client.ignore_time()
+
+    def _learn(self) -> bool:
         state = self._client.state()
         missed, self._misses_seen = self._misses_seen, self._misses()
         # One complete iteration is enough to enlarge an upper-bound pattern.

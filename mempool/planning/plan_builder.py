@@ -6,6 +6,7 @@ replace.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from mempool.logs import log
@@ -103,8 +104,9 @@ class PlanBuilder:
         """
         from mempool.planning.planned_pattern import make_plan
 
+        make = functools.partial(make_plan, marked=self._client.state()["marked"])
         planned: PlannedPattern | None = self._interruptible(
-            make_plan, self.registry.with_warm_up(pattern), around=around
+            make, self.registry.with_warm_up(pattern), around=around
         )
         return planned
 

@@ -300,6 +300,7 @@ def make_plan(
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
+    marked: bool = False,
 ) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
@@ -313,6 +314,7 @@ def make_plan(
         seed: seed of the search.
         around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
+        marked: see `search`.
     """
     from solvers import check, lower_bound
 
@@ -320,7 +322,9 @@ def make_plan(
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    options: dict[str, Any] = {"wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed}
+    options: dict[str, Any] = {
+        "wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed, "marked": marked
+    }  # fmt: skip
     everything, bound = with_pinned(buffers, around), lower_bound(buffers)
     plan = search(everything, **options)
     if plan.offset is None:
@@ -346,20 +350,38 @@ def make_plan(
     return planned
 
 
-def search(buffers: Buffers, *, wait_bytes: int, interrupt: Callable[[], bool] | None, seed: int = 0) -> Plan:
-    """Search for offsets of buffers within the pool's node budget.
+def search(
+    buffers: Buffers,
+    *,
+    wait_bytes: int,
+    interrupt: Callable[[], bool] | None,
+    seed: int = 0,
+    marked: bool = False,
+) -> Plan:
+    """Search for offsets of buffers within the pool's node budget for each number of columns tried.
 
     Args:
         buffers: buffers, some of which may have offsets.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         interrupt: polled now and then; true stops the search.
         seed: seed of the search.
+        marked: the program marks its iterations. Without marks, the pool may lose count of them, so that
+            successive iterations have the same layout wherever possible.
     """
     from solvers import Stop
+    from solvers.packing.rotation import columns_to_try
     from solvers.packing.streams import solve_streams
 
-    stop, close_enough = Stop(nodes=OPTIONS.pool_nodes, interrupt=interrupt), OPTIONS.close_enough
-    return solve_streams(buffers, stop=stop, wait_bytes=wait_bytes, close_enough=close_enough, seed=seed)
+    columns = None if marked or buffers.max_instances > 1 else 1
+    nodes = OPTIONS.pool_nodes * (len(columns_to_try(buffers)) if columns is None else 1)
+    return solve_streams(
+        buffers,
+        stop=Stop(nodes=nodes, interrupt=interrupt),
+        wait_bytes=wait_bytes,
+        close_enough=OPTIONS.close_enough,
+        seed=seed,
+        columns=columns,
+    )
 
 
 def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:

@@ -12,10 +12,10 @@ from cores import STEP, Core, pattern
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pools import pattern_of
+from pools import pattern_of, simulated
 from sequences import NETWORKS, scaled, varied
 
-from mempool import _core
+from mempool import Pool, _core
 from mempool.planning.planned_pattern import make_plan
 from mempool.simulate import replaying, simulate
 from traces.buffers import Buffers
@@ -258,6 +258,15 @@ def test_converted_memory_waits_for_other_streams() -> None:
     core.give_everything_back()
 
 
+def test_dropped_plans_leave_no_planned_offsets() -> None:
+    core, live = half_full()
+    for _ in range(4):
+        core.allocate(WIDE)
+    assert all(core.client.planned_offset_of(one) is not None for one in live)
+    core.client.drop_patterns()
+    assert not any(core.client.planned_offset_of(one) is not None for one in live)
+
+
 def test_each_client_counts_its_own_buffers_after_conversion() -> None:
     core, live = half_full()
     first, core.client = core.client, _core.Client(core.pool, "second")
@@ -414,3 +423,22 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
         assert alive[low_water] == min(alive)
     else:
         assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
+
+
+@pytest.mark.parametrize(("marks", "slots"), [(True, 2), (False, 3)])
+def test_marked_iterations_alternate_between_layouts_for_a_smaller_arena(marks: bool, slots: int) -> None:
+    """Each buffer lives until the next but one: a ring of three needs three slots, a ring of six two."""
+    with Pool(simulated(), background=False) as pool:
+        alive: list[int] = []
+        hits = []
+        for number in range(240):
+            if len(alive) == 2:
+                pool.free(alive.pop(0))
+            alive.append(pool.allocate(1000 + number % 3))
+            if number % 3 == 2:
+                hits.append(pool.client.stats()["outcomes"]["hit"])
+                if marks:
+                    pool.step()
+                pool.plan_now()
+        assert hits[-1] - hits[-11] == 30
+        assert pool.report().to_dict()["planned_arena_bytes"] // 1000 == slots

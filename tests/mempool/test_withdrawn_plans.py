@@ -108,3 +108,24 @@ def test_plan_that_makes_iterations_slower_is_withdrawn(
     monkeypatch.setattr(learner, "_timed_plans", 0)
     learner.drop_if_useless()
     assert (pool.state == "dynamic") == withdrawn
+
+
+def test_time_of_the_planner_is_not_an_iterations_time(pool: Pool) -> None:
+    client = pool.client
+    pool.step()
+    for ignored in (False, True):
+        pool.free(pool.allocate(1000))
+        if ignored:
+            client.ignore_time()
+        pool.step()
+        assert (client.results()[0][0][2] == 0) == ignored
+
+
+def test_plan_that_deserves_a_look_hides_no_news_from_the_planner(pool: Pool) -> None:
+    """Each iteration that departs from a plan wakes the planner, which then looks at the recording, too."""
+    run(pool, SIZES)
+    for address in [pool.allocate(size) for size in SIZES]:
+        pool.free(address)
+    pool.step()
+    pool.client.wake()
+    assert pool.client.wait_for_work(1e-6, search_seconds=1.0)[0]

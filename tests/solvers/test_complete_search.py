@@ -288,9 +288,11 @@ def test_pair_search_finds_a_plan_where_brute_force_does(jobs: Jobs, above: int,
 def test_unreachable_load_is_refuted_also_with_gaps() -> None:
     """Three arcs, any two of which meet, but never all three at one time."""
     ring = Buffers.of([0, 2, 4], [3, 5, 7], [5, 5, 5], period=6)
-    plan = solve(ring)
+    plan, alternating = solve(ring, columns=1), solve(ring)
     check(plan, ring)
+    check(alternating, ring)
     assert (plan.arena_bytes, plan.status) == (15, Status.OPTIMAL)
+    assert (alternating.arena_bytes, alternating.columns) == (10, 2)  # the ring of two iterations is even
     smaller = pairs(jobs_of(ring), 14)
     assert smaller.advance(UNLIMITED)
     assert smaller.infeasible

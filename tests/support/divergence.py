@@ -57,6 +57,7 @@ class Planning:
         if self._since >= self._every:
             self._since = 0
             self.planner.run_once(1e-6)
+            self.client.ignore_time()  # the planner has a thread of its own in a pool
         return self.client.allocate(size)
 
     def free(self, address: int) -> None:

@@ -416,6 +416,8 @@ void bind_client(nb::module_& m) {
            "Mark patterns that were unused for long as dormant, so that no arena is kept for them. Call once a "
            "second; waiting for work does so too.")
       .def("wake", [](Client& c) { patiently(c.pool(), [&] { c.wake(); }); })
+      .def("ignore_time", [](Client& c) { patiently(c.pool(), [&] { c.ignore_time(); }); },
+           "Do not judge plans by the time of this thread's present iteration, in which the planner has worked.")
       .def("check_again_after",
            [](Client& c, std::uint64_t events) { patiently(c.pool(), [&] { c.check_again_after(events); }); }, "events"_a)
       .def("patterns",

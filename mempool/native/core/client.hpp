@@ -196,6 +196,8 @@ class Client : private Live<Client> {
   // Return true if the bell rang since the last call, for callers that inspect the recording without waiting.
   bool take_work_signal() noexcept;
   void wake() noexcept;
+  // Do not judge plans by the time of this thread's present iteration, in which the planner has worked.
+  void ignore_time() noexcept;
   void check_again_after(std::uint64_t events) noexcept;  // in events of the ring, from now
 
   // --- coordination with other clients of the pool; call with the pool's lock held

@@ -102,8 +102,13 @@ void Client::judge_iteration() noexcept {
   misses_before_ = misses;
 }
 
+void Client::ignore_time() noexcept {
+  const Guarded guard(pool_->lock);
+  if (marked_by_ == &ThreadCache::mine()) marked_by_ = nullptr;
+}
+
 // Return the processor seconds of this thread since its last mark, or wall-clock seconds if a device works for the
-// thread; 0 if another thread set the last mark.
+// thread; 0 if another thread set the last mark, or the planner has worked in this thread since.
 double Client::seconds_since_mark() noexcept {
   timespec time{};
   clock_gettime(pool_->source().traits().slow_return ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &time);

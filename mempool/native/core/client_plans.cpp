@@ -284,6 +284,7 @@ void Client::drop_patterns() noexcept {
   patterns_.clear();
   layout_changed();
   pinned_.clear();
+  pool_->forget_planned_offsets(owner_);
   try {
     pool_->rebuild_slots();
   } catch (...) {  // the old slots stay: correct, and slightly more than needed

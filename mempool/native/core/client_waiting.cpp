@@ -123,10 +123,10 @@ Client::WaitResult Client::wait_for_work(const Wait& wait) noexcept {
   std::uint64_t dropped = 0;
   for (bool waited = false;; waited = true) {
     const std::uint32_t rings = wake_signal_.rings();
-    bool work = false, rest = false;
+    bool woken = false, work = false, rest = false;
     {
       const Guarded guard(pool_->lock);
-      if (std::exchange(woken_, false)) return {false, search_seconds};
+      woken = std::exchange(woken_, false);
       work = take_signal();
       if (!waited) dropped = ring_.dropped();
       rest = now - unused_checked_ >= kIdle;
@@ -144,7 +144,7 @@ Client::WaitResult Client::wait_for_work(const Wait& wait) noexcept {
       search_seconds += processor_seconds() - before;
       if (news) return {true, search_seconds};
     }
-    if (waited && is_due(wait)) return {false, search_seconds};
+    if (woken || (waited && is_due(wait))) return {false, search_seconds};
     now = Clock::now();
     if (now >= deadline) return {false, search_seconds};
     wake_signal_.wait(rings, std::min<Clock::duration>(deadline - now, kTick));

@@ -133,6 +133,7 @@ class Pool : private Live<Pool>, private Idle, private ArenaLog {
   // this offset, or the own offset of a buffer at a planned slot in the arena; kDynamic: none.
   void note_planned_offset(Address address, Offset place) noexcept;
   Offset planned_offset_of(Address address) noexcept;
+  void forget_planned_offsets(Owner owner) noexcept { segments_.forget_places(owner); }
   // Allocate the given range of the arena, regardless of the plan's next use of the range. Address 0: the range is not
   // free.
   Given take_place(Offset begin, std::size_t bytes, Stream stream);

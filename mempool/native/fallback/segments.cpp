@@ -516,6 +516,14 @@ void Segments::forget_streams() noexcept {
   for (auto it = bins_.begin(); it != bins_.end();) it = it->second.blocks == 0 ? bins_.erase(it) : std::next(it);
 }
 
+void Segments::forget_places(Owner owner) noexcept {
+  for (const auto& [base, segment] : segments_) {
+    for (Block* block = segment.first; block != nullptr; block = block->after) {
+      if (block->owner == owner) block->place = Block::kNoPlace;
+    }
+  }
+}
+
 void Segments::trim(std::uint64_t idle_before, std::size_t keep) noexcept {
   if (source_.held()) return;
   const bool everything = idle_before == ~std::uint64_t{0};

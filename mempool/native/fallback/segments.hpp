@@ -79,6 +79,7 @@ class Segments {
   // Release free segments and the free pages of shared segments. `idle_before`: release only memory idle
   // since an earlier epoch, the oldest first, until at most `keep` idle bytes are left.
   void trim(std::uint64_t idle_before = ~std::uint64_t{0}, std::size_t keep = 0) noexcept;
+  void forget_places(Owner owner) noexcept;  // of the owner's live blocks: their plans are dropped
   bool give_back_oldest() noexcept;  // false: no memory is idle, or a release is not allowed now
   void next_epoch() noexcept { ++epoch_; }
   std::uint64_t epoch() const noexcept { return epoch_; }
