@@ -27,8 +27,6 @@ from mempool.units import binary
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mempool.rehearsal.checkpoints import Redirection
-
 #: Environment variables with the job, and with the number of the program's own process, once that has begun.
 VARIABLE, PROCESS = "MEMPOOL_REHEARSAL", "MEMPOOL_REHEARSAL_PROCESS"
 _MOST_IGNORED = 8  #: steps for which a program may catch the end of the rehearsal before its process ends
@@ -76,7 +74,6 @@ class Rehearsal:
         self._ignored = 0
         self._pid = os.getpid()
         self._pool: Any = None
-        self._files: Redirection | None = None
         self._ending = Ending()
         self._torch: Any = None
         self._peaks: DevicePeaks | None = None
@@ -85,22 +82,12 @@ class Rehearsal:
 
     def begin(self) -> None:
         """Install the hooks that wait for PyTorch, for the program's end, and for its errors."""
-        if self.job.remember:
-            from mempool.rehearsal.new_files import NewFiles
-
-            self._files = NewFiles(*self._redirects, journal=self._folder)
-            self._files.patch_files()
-        modules = ("torch", *generation.MODULES, *compilation.MODULES, *checkpoints.MODULES)
+        modules = (*generation.MODULES, *compilation.MODULES, *checkpoints.MODULES)
         sys.meta_path.insert(0, AfterImport(self._after_import, modules))
         sys.excepthook = self._on_error
         atexit.register(self._finish)
         if not self.job.child or self.job.seconds is not None:
             threading.Thread(target=self._watch, name="mempool-rehearsal", daemon=True).start()
-
-    @property
-    def _redirects(self) -> tuple[Path, list[str]]:
-        """The folder for redirected files, and their list."""
-        return self._folder / "checkpoints", self.outcome.redirected
 
     # --- PyTorch
 
@@ -111,8 +98,8 @@ class Rehearsal:
             compilation.adjust(name)
         elif name in generation.MODULES:
             generation.end_at_length(name)
-        elif self._files is not None:
-            self._files.patch_distributed(name)
+        if name in checkpoints.MODULES and not self.job.allow_writes:
+            checkpoints.adjust(name, self.outcome.redirected)
 
     def _after_torch(self) -> None:
         import torch
@@ -122,7 +109,6 @@ class Rehearsal:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         from mempool.rehearsal import ranks, value_reads, value_rules
-        from mempool.rehearsal.checkpoints import Redirection
 
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         if self.job.seconds is not None:
@@ -144,11 +130,6 @@ class Rehearsal:
         torch.distributions.Distribution.set_default_validate_args(False)
         value_reads.install(self.outcome.value_reads, self.outcome.shape_reads)
         value_rules.install(self.outcome.shape_reads, self.job.select)
-        if self._files is None and not self.job.allow_writes:
-            self._files = Redirection(*self._redirects)
-            self._files.patch_files()
-        if self._files is not None:
-            self._files.patch_torch()
         ranks.accept_shapes()
         ranks.keep_objects()
         if self.job.ranks > 1:
@@ -406,8 +387,6 @@ class Rehearsal:
         if self._compiled is not None and self._compiled.eager:
             self.outcome.notes.append(_NO_PLAN)
             return
-        if self._files is not None:
-            self._files.restore_files()
         self._pool.close()
         if planned is None:
             self.outcome.notes.append("there is no plan: no step was seen to repeat")

@@ -42,8 +42,8 @@ class Job:
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
         remember: keep the pool's plan for the next run (`mempool.planning.remembered_plans`), and redirect
-            new files that could affect that run (`mempool.rehearsal.new_files`).
-        folder: folder for the result, and for redirected checkpoints.
+            new files that could affect that run (`mempool.rehearsal.kept_files`).
+        folder: folder for the result, and for redirected files.
         child: true for a child process of the program, which ends by itself or after its steps, and has a
             result if it used a device.
     """

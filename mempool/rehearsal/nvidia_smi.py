@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-DRIVER = "580.65.06"  #: version of a driver for CUDA 13, as the stand-in's NVML tells
+DRIVER = "580.65.06"  #: version of a driver for CUDA 13; the stand-in's NVML gets it by its settings
 _ANSWERED = "-L, --query-gpu=FIELDS --format=csv[,noheader][,nounits], -i N, and nothing"
 _QUERIES = ("--query-gpu", "--query-compute-apps")
 

@@ -18,7 +18,6 @@ from mempool.hardware.gpu_memory import KERNEL_BYTES, context_bytes
 from mempool.rehearsal import child, compilation, kept_files, nvidia_smi, ranks, standin
 from mempool.rehearsal.job import PYTORCH_SETTINGS, Job, Outcome
 from mempool.rehearsal.kernel_arguments import write_table
-from mempool.rehearsal.new_files import remove_new_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +53,13 @@ class Machine:
 
     @property
     def devices_shown(self) -> dict[str, Any]:
-        """Number, name, memory and compute capability of the devices."""
+        """Number, name, memory and compute capability of the devices, and the driver's version."""
         return {
             "devices": self.devices,
             "name": "H100" if self.card is None else self.card.name,
             "memory": UNLIMITED if self.card is None else self.card.memory_bytes,
             "capability": "{}.{}".format(*self.capability),
+            "driver": nvidia_smi.DRIVER,
         }
 
     def settings(self, installation: Installation) -> str:
@@ -137,16 +137,15 @@ class StandInRunner:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)  # child processes that would outlive the program
-            left = remove_new_folders(Path(job.folder))
+            kept = kept_files.finish(Path(job.folder))
         outcome = _outcome(job, code)
-        outcome.left_folders = left
+        outcome.left_folders = kept.left
         outcome.processes = [Outcome.read(path) for path in sorted(Path(job.folder).glob("process-*.json"))]
         written = (file for each in outcome.processes for file in each.redirected)
-        redirected, not_removed = kept_files.kept(Path(job.folder))
-        outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written, *redirected)))
-        if not_removed:
-            more = f" and {len(not_removed) - 3} more" * (len(not_removed) > 3)
-            outcome.notes.append(f"not removed: {', '.join(not_removed[:3])}{more}")
+        outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written, *kept.written)))
+        if kept.not_removed:
+            more = f" and {len(kept.not_removed) - 3} more" * (len(kept.not_removed) > 3)
+            outcome.notes.append(f"not removed: {', '.join(kept.not_removed[:3])}{more}")
         return outcome
 
     def _argument_table(self, machine: Machine) -> Path:
@@ -178,7 +177,7 @@ class StandInRunner:
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))
         if not job.allow_writes:
-            environment |= kept_files.environment(Path(job.folder), self._began_ns)
+            environment |= kept_files.environment(Path(job.folder), self._began_ns, before_run=job.remember)
         if job.ranks > 1:
             sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
             environment |= ranks.ENVIRONMENT | dict.fromkeys(sizes, str(job.ranks))

@@ -249,16 +249,13 @@ def test_lack_of_memory_in_a_child_process_is_the_answer_no(cli: Cli, size: int)
     assert "processes share GPU 0: together they hold up to" in out
 
 
-def test_checkpoint_of_a_child_process_is_named_and_found(cli: Cli) -> None:
-    save = "import torch; torch.save(torch.ones(8, device='cuda'), 'child.pt')"
-    Path("parent.py").write_text(
-        f"import subprocess, sys, torch\nsubprocess.run([sys.executable, '-c', {save!r}])\n"
-        "assert torch.load('child.pt').shape == (8,)"
+def test_checkpoint_of_a_rehearsal_that_a_signal_ends_is_removed(cli: Cli) -> None:
+    Path("train.py").write_text(
+        "import os, signal\nopen('a.pt', 'w')\nos.kill(os.getppid(), signal.SIGHUP)\nsignal.pause()"
     )
-    run = rehearse(cli, "", f"{Path.cwd()}/parent.py")
-    assert run["ended"] == "program"
-    assert [Path(file).name for file in run["redirected"]] == ["child.pt"]
-    assert not Path("child.pt").exists()
+    with pytest.raises(SystemExit, match="129"):
+        cli.run("rehearse train.py")
+    assert not Path("a.pt").exists()
 
 
 def test_process_that_replaces_itself_and_shares_a_tensor_is_the_program(cli: Cli) -> None:

@@ -313,7 +313,7 @@ def test_properties_have_the_layouts_of_cuda_12_and_13(cuda: Cuda) -> None:
     assert attributes == [8, 9, 58]
 
 
-@on_standin(f"name=NVIDIA L4,memory={64 * MIB},context={MIB},devices=2")
+@on_standin(f"name=NVIDIA L4,memory={64 * MIB},context={MIB},devices=2,driver=580.65")
 def test_nvml_counts_devices_and_their_memory_in_use(cuda: Cuda) -> None:
     cuda.do("nvmlInit_v2")
     assert cuda.get("nvmlDeviceGetCount_v2", kind=ctypes.c_uint) == 2
@@ -328,6 +328,8 @@ def test_nvml_counts_devices_and_their_memory_in_use(cuda: Cuda) -> None:
     text = ctypes.create_string_buffer(96)
     cuda.do("nvmlDeviceGetName", handles[0], text, 96)
     assert text.value == b"NVIDIA L4"
+    cuda.do("nvmlSystemGetDriverVersion", text, 96)
+    assert text.value == b"580.65"
     cuda.do("nvmlDeviceGetUUID", handles[1], text, 96)
     assert cuda.get("nvmlDeviceGetHandleByUUID", text, first=False) == handles[1]
     assert cuda.code("nvmlDeviceGetHandleByIndex_v2", 2, ctypes.byref(ctypes.c_uint64())) == 2

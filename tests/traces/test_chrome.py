@@ -340,6 +340,7 @@ def test_event_with_a_lost_time_gets_the_time_of_the_previous_event_of_its_threa
         (r"C:\me\train.py", True),
         (r"C:\venv\Lib\site-packages\torch\nn\a.py", False),
         ("/x/lib/python3.12/site-packages/einops/a.py", False),
+        ("/src/mempool/mempool/torch/compiled/costs.py", False),
         ("/usr/lib/python3.12/threading.py", False),
         ("/x/lib/python3.12/site-packages/transformers/models/bert/modeling_bert.py", True),
         ("/x/dist-packages/torch/a.py", False),

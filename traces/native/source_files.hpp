@@ -27,7 +27,8 @@ inline bool is_pytorch_file(std::string_view path) {
          contains(path, "dist-packages/torch/") || contains(path, "/torchinductor_");
 }
 
-// True for installed packages and Python's own modules. A library's model definitions count as the user's
+// True for installed packages, for this project's modules that run within a program, even if they are installed in place
+// (pip install -e), and for Python's own modules. A library's model definitions count as the user's
 // program: their lines identify the layer, while the line of the user's file is one call for the whole
 // training.
 inline bool is_library_file(std::string_view path) {
@@ -35,6 +36,8 @@ inline bool is_library_file(std::string_view path) {
   const std::string_view name = path.substr(path.rfind('/') + 1);
   if (contains(path, "site-packages/") || contains(path, "dist-packages/"))
     return !contains(path, "/models/") && name.substr(0, 9) != "modeling_";
+  for (const std::string_view own : {"/mempool/torch/", "/mempool/rehearsal/", "/mempool/recording/"})
+    if (contains(path, own)) return true;
   const bool windows = path.substr(1, 2) == ":/";
   return contains(path, "/lib/python3") || contains(path, "/lib64/python3") || (windows && contains(path, "/Lib/"));
 }

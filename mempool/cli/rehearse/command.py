@@ -13,6 +13,7 @@ import typer
 from mempool.cli.fit.command import complete_cards
 from mempool.cli.options import completion
 from mempool.cli.output import ExitCode, Stop, error_line, print_json, require_writable
+from mempool.cli.run.child import DEADLY
 from mempool.cli.run.command import check_files, refuse_space
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def check_program(program: Sequence[str]) -> None:
 
 @contextmanager
 def runner_of_command() -> Iterator[StandInRunner]:
-    """Yield a runner; SIGTERM also ends its program and removes its folder.
+    """Yield a runner; SIGTERM and SIGHUP also end its program, and remove its folder and new checkpoints.
 
     Raises:
         Stop: the machine or the installed PyTorch does not support rehearsals.
@@ -197,14 +198,17 @@ def runner_of_command() -> Iterator[StandInRunner]:
     from mempool.errors import UsageError
     from mempool.rehearsal import open_runner
 
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = {number: signal.getsignal(number) for number in DEADLY}
+    for number in (number for number, handler in before.items() if handler != signal.SIG_IGN):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         with open_runner() as runner:
             yield runner
     except UsageError as error:
         raise Stop(ExitCode.FAILED, str(error)) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write_trace(recording: InputFile, path: Path) -> None:

@@ -38,6 +38,8 @@ void set(Settings& into, const std::string& item) {
     into.*size->second = number(item, text);
   } else if (key == "name") {
     into.name = text;
+  } else if (key == "driver") {
+    into.driver = text;
   } else if (key == "arguments") {
     into.arguments = text;
   } else if (key == "capability") {

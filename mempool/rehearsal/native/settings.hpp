@@ -17,6 +17,7 @@ struct Settings {
   int major = 9, minor = 0;                       // compute capability
   int processors = 132;                           // streaming multiprocessors
   int runtime = 13000;                            // version of CUDA, as 1000 * major + 10 * minor
+  std::string driver;                             // version of the driver, for NVML
   int cudnn = 92000;                              // version of cuDNN, as 10000 * major + 100 * minor + patch
   Values values = Values::zero;
   std::string arguments;  // file with the sizes of kernels' arguments; empty: uses of memory by kernels are unknown

@@ -42,7 +42,7 @@ EXPORTED int nvmlInit_v2() { return 0; }
 EXPORTED int nvmlInitWithFlags(unsigned) { return 0; }
 EXPORTED int nvmlShutdown() { return 0; }
 EXPORTED const char* nvmlErrorString(int code) { return code == 0 ? "success" : "not supported by the stand-in"; }
-EXPORTED int nvmlSystemGetDriverVersion(char* text, unsigned bytes) { return write(text, bytes, "580.65.06"); }
+EXPORTED int nvmlSystemGetDriverVersion(char* text, unsigned bytes) { return write(text, bytes, standin::settings().driver); }
 EXPORTED int nvmlSystemGetNVMLVersion(char* text, unsigned bytes) { return write(text, bytes, "stand-in"); }
 EXPORTED int nvmlSystemGetCudaDriverVersion(int* version) {
   *version = standin::settings().runtime;

@@ -23,7 +23,6 @@ from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 from mempool.cli.run.child import AfterImport
 from mempool.recording.torch import AccessRecorder
 from mempool.rehearsal import generation
-from mempool.rehearsal.checkpoints import Redirection
 from mempool.rehearsal.child import Rehearsal
 from mempool.rehearsal.job import Job
 from mempool.rehearsal.program_lines import own_line, program_line
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _THREAD = "it runs a model in another thread, where nothing is recorded"
-_MODELS = "transformers.modeling_utils"  #: module with a method that writes a model
+#: Modules with functions that write models.
+_MODELS, _TENSORS = "transformers.modeling_utils", "safetensors.torch"
 #: Texts in errors of tensors without values.
 _VALUES = ("DataDependent", "DynamicOutputShape", "FakeTensor", "for tensor subclasses", "meta tensor")
 
@@ -77,23 +77,20 @@ class _Program(Rehearsal):
 
     def _install(self) -> None:
         """Patch PyTorch for the rest of the process."""
-        sys.meta_path.insert(0, AfterImport(self._after_import, (*generation.MODULES, _MODELS)))
-        redirection = Redirection(*self._redirects)
-        redirection.patch_files()
-        redirection.patch_torch()
+        sys.meta_path.insert(0, AfterImport(self._after_import, (*generation.MODULES, _TENSORS, _MODELS)))
         torch.distributions.Distribution.set_default_validate_args(False)
         register_module_forward_pre_hook(self._before_module)
         self._note_optimizers(torch)
         loader: Any = DataLoader
         loader._get_iterator = _in_this_process
         torch.save = self._skipped_save("torch.save")
-        if (safetensors := sys.modules.get("safetensors.torch")) is not None:  # imported by `patch_torch`
-            safetensors.save_file = self._skipped_save("save_file")  # type: ignore[attr-defined]
         torch.compile = nn.Module.compile = self._left_out()
 
     def _after_import(self, name: str) -> None:
         if name == _MODELS:
             sys.modules[name].PreTrainedModel.save_pretrained = self._skipped_save("save_pretrained")
+        elif name == _TENSORS:
+            sys.modules[name].save_file = self._skipped_save("save_file")  # type: ignore[attr-defined]
         else:
             generation.end_at_length(name)
 

@@ -115,6 +115,8 @@ def _run_child(request: Sequence[str], folder: Path) -> ProgramOutcome:
         process.kill()
         process.wait()
         raise
+    finally:
+        kept_files.finish(folder)
     if (folder / OUTCOME).is_file():
         return ProgramOutcome.read(folder / OUTCOME)
     return ProgramOutcome("", message=f"the program's process ended by exit code {code}")
