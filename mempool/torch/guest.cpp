@@ -49,7 +49,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   int (*free)(void* address, size_t* bytes, int* device);
   int (*use)(void* address, intptr_t stream);
   void* (*arena_of)(void* address);
-  size_t (*wanted)(int device, size_t room);
+  size_t (*wanted)(int device);
   void* (*offer)(int device, void* block, size_t bytes);
   void* (*returned)();
   int (*make_room)(size_t bytes, int device, intptr_t stream, void** address);
@@ -89,7 +89,7 @@ class Slack {
 };
 Slack& slack = *new Slack;  // never destroyed: as the tensors
 
-std::atomic<bool> handed_back{false};      // a block, since the host's cache was last released
+std::atomic<bool> handed_back{false};  // a block, since the host's cache was last released
 
 History& history = *new History;  // never destroyed: as the tensors
 std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_for_host(); }
@@ -532,8 +532,8 @@ class Guest final : public cca::CUDAAllocator {
   // is released first, but not for a block that would not fit: the host would fill its cache again in another order.
   // The block may have been used on any stream, and any stream will use it: the device is waited for once.
   static void get_arena(DeviceIndex device) {
-    const size_t bytes = core->wanted(device, room(device, 0));
-    if (bytes == 0) return;
+    const size_t bytes = core->wanted(device);
+    if (bytes == 0) return release_cache();
     const ArenaRequest request;
     void* block = nullptr;
     if (bytes <= room(device, releasable(device))) try {

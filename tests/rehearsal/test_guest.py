@@ -173,12 +173,11 @@ def test_memory_of_an_arena_released_for_a_larger_iteration_leaves_the_cache(rec
 
 @alone
 def test_iterations_smaller_than_a_known_iteration_use_the_idle_arena() -> None:
-    """After two allocations that tell the pool so."""
     pool = install()
 
-    def layers(size: int) -> int:
+    def layers(size: int, first: int = 0) -> int:
         pool.step()
-        kept = [tensor(size * MIB) for _ in range(12)]
+        kept = [tensor((first or size) * MIB), *(tensor(size * MIB) for _ in range(11))]
         held = torch.cuda.memory_reserved()
         del kept
         return held
@@ -191,14 +190,73 @@ def test_iterations_smaller_than_a_known_iteration_use_the_idle_arena() -> None:
     known(30)
     arena = pool.client.pool.stats()["arena_bytes"]
     assert arena == 360 * MIB
-    assert layers(20) < arena + 3 * 20 * MIB
+    assert layers(20) < arena + 20 * MIB
     known(10)
-    assert layers(20) < arena + 3 * 20 * MIB, "larger than the iteration before"
+    assert layers(20) < arena + 20 * MIB, "larger than the iteration before"
+    assert layers(20, first=30) < arena + 10 * 20 * MIB, "from the ninth difference on"
     hits = values(pool)["hits"]
     layers(30)
     assert values(pool)["hits"] == hits + 12
     assert pool.client.pool.stats()["arena_bytes"] == arena
     assert driver().faults == []
+
+
+def run(pool: Any, batches: list[int], gradients: str, size: int) -> int:
+    """Train with activations of `batches` MiB; return the most bytes held.
+
+    Args:
+        pool: the pool, or None.
+        batches: of each iteration, the size of an activation.
+        gradients: ``"first"`` in an iteration, or in its ``"middle"``, those of the last one are freed.
+        size: of a gradient.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    kept: list[torch.Tensor] = []
+    for batch in batches:
+        if pool is not None:
+            pool.step()
+        if gradients == "first":
+            kept.clear()
+        activations = [tensor(batch * MIB) for _ in range(6)]
+        kept.clear()
+        while activations:
+            tensor(batch * MIB)
+            activations.pop()
+            kept.append(tensor(size * MIB))
+        if pool is not None:
+            pool.plan_now()
+    kept.clear()
+    return int(torch.cuda.max_memory_reserved())
+
+
+@pytest.mark.parametrize(
+    ("batches", "gradients", "size"),
+    [
+        (6 * "48 " + 4 * "72 ", "first", 4),  # an empty arena is released for a larger iteration
+        (8 * "1 ", "middle", 24),  # the arena is taken once the gradients are gone
+        (6 * "24 " + 5 * "48 ", "middle", 8),  # an arena to be replaced serves on while it drains
+        (8 * "16 " + 8 * "64 ", "middle", 4),  # and is released as soon as it is empty
+    ],
+)
+@alone
+def test_changing_iterations_hold_hardly_more_than_with_native(
+    batches: str, gradients: str, size: str
+) -> None:
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True,large_segment_size_mb:12")
+    sizes = list(map(int, batches.split()))
+    native = run(None, sizes, gradients, int(size))
+    pool = install()
+    assert run(pool, sizes, gradients, int(size)) < native + 90 * MIB
+    assert values(pool)["hits"] > 0
+    assert driver().faults == []
+
+
+@alone
+def test_cache_is_released_again_once_the_last_iteration_without_arena_has_left_nothing() -> None:
+    pool = install()
+    run(pool, 9 * [48], "middle", 60)
+    assert torch.cuda.memory_reserved() == pool.client.pool.stats()["arena_bytes"] > 0
 
 
 @pytest.mark.parametrize("expandable", ["True", "False"])

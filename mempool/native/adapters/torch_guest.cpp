@@ -119,14 +119,11 @@ void* arena_of(void* address) {
   return pointer_to(base);
 }
 
-std::size_t wanted(int device, std::size_t room) {
+std::size_t wanted(int device) {
   const Presence::Here here;
   HostedMemory::any_request().store(false);
   Client* const client = client_of(device);
-  if (client == nullptr) return 0;
-  HostedMemory& memory = *client->pool().source().device().hosted();
-  memory.set_room(room);
-  return memory.take_request();
+  return client == nullptr ? 0 : client->pool().source().device().hosted()->take_request();
 }
 
 void* offer(int device, void* block, std::size_t bytes) {

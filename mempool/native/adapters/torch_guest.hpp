@@ -40,8 +40,8 @@ struct mempool_guest_functions {
   int (*use)(void* address, std::intptr_t stream);
   // The arena that contains the address, or null.
   void* (*arena_of)(void* address);
-  // Bytes of a requested block, given the bytes that the host could give; 0: none, or another thread gets it.
-  std::size_t (*wanted)(int device, std::size_t room);
+  // Bytes of a requested block; 0: release the host's cache.
+  std::size_t (*wanted)(int device);
   // Offer a block, or null: the host has refused; return the block if it has to go back.
   void* (*offer)(int device, void* block, std::size_t bytes);
   // A block to hand back to the host; null: none.

@@ -457,8 +457,11 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
   }
   ++stats_.outcomes[static_cast<std::size_t>(outcome)];
   recorded = this->recorded();
-  // An iteration of an unknown variant would need as much memory again beside the arena, which it leaves idle.
-  const bool uses_hole = replaying_ && mine.follower.begun_smaller() && !pool_->source().held();
+  // An iteration of an unknown variant would need as much memory again beside the arena, which it leaves idle. For a larger
+  // iteration, an empty arena is released instead.
+  const Follower::Begun begun = mine.follower.begun();
+  const bool unlike = begun == Follower::Begun::smaller || (begun == Follower::Begun::larger && pool_->occupancy().alive() != 0);
+  const bool uses_hole = replaying_ && (unlike || may_use_holes(mine)) && !pool_->source().held();
   if (address == 0 && uses_hole) address = pool_->from_idle_hole(bytes, stream).address;
   if (address == 0) return 0;
   count_allocation({address, pool_->round_up(bytes), false}, bytes);
@@ -505,6 +508,9 @@ Client::Found Client::free_planned(Address address, std::size_t* bytes) noexcept
     const Pool::Freed buffer = pool_->at(address);
     *bytes = buffer.requested;
     if (buffer.is_live()) free_locked(address, stream, nullptr);
+  }
+  if (pool_->arena().state() == ArenaState::draining && pool_->occupancy().alive() == 0 && pool_->release_arena()) {
+    for (Client* const client : pool_->clients()) client->replaying_ = false;  // until the larger arena is there
   }
   return Found::planned;
 }

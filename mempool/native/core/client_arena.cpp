@@ -11,7 +11,8 @@ namespace {
 // Longest backoff in iterations after a refused arena: because of live ranges, after a failed memory check, and after a
 // failed allocation on the device.
 constexpr std::uint64_t kLongestMoment = 4, kLongestLook = 64, kLongestPause = 1024;
-constexpr unsigned kSeveral = 6;         // buffers larger than planned before an iteration counts as outgrown
+// buffers larger than planned before an iteration counts as outgrown; few where they are served beside the arena
+constexpr unsigned kSeveral = 6, kFewHosted = 2;
 // largest (size - planned size) / planned size considered; envelopes reach down by the same factor
 constexpr double kMostExcess = 7;
 constexpr unsigned kBypassPatience = 256;  // allocations to wait for the live ranges found in the arena to end
@@ -40,14 +41,14 @@ void Client::have_arena() noexcept {
 }
 
 // Decide if the arena serves plans from now on. In front of another allocator the arena serves all patterns or none,
-// since requests beyond a short arena would take as much memory again outside. An arena that serves no pattern is
-// released once empty.
+// since requests beyond a short arena would take as much memory again outside; only while it drains, for a larger arena
+// to replace it, a short arena serves on. An arena that serves no pattern is released once empty.
 bool Client::has_arena_of_use() noexcept {
   const std::size_t bytes = pool_->arena_bytes();
   if (pool_->source().device().hosted() == nullptr) return largest(bytes) != nullptr || (replaying_ && bytes != 0);
-  const bool enough = bytes != 0 && bytes >= needed_bytes();
-  if (!enough) pool_->shrink_arena(0);
-  return enough;
+  if (bytes < needed_bytes()) pool_->shrink_arena(0);
+  const bool drains = replaying_ && pool_->arena().state() == ArenaState::draining;
+  return pool_->arena_bytes() != 0 && (drains || bytes >= needed_bytes());
 }
 
 std::uint32_t Client::matches_to_confirm(const Pattern& pattern) const noexcept {
@@ -72,8 +73,6 @@ void Client::confirm_loaded(const Follower& follower, const Follower::Match& mat
 // the low-water mark have no slots in the new arena yet, so that both must fit, and an arena that cannot grow
 // in place is replaced while empty. An iteration without a low-water mark ends the waiting.
 bool Client::defer_growth_to_low_water() noexcept {
-  // hosted memory comes with the next request, after frees such as of gradients
-  if (pool_->source().device().hosted() != nullptr) return false;
   if (std::exchange(growth_deferred_, false)) return false;
   const auto wants = [&](const Pattern* one) {
     return !one->dormant && one->low_water != 0 && one->arena_bytes > pool_->arena_bytes() && one->arena_backoff.is_due(iterations_);
@@ -91,7 +90,8 @@ void Client::grow_at_low_water(Stream stream) noexcept {
 // Detect an iteration that outgrows the plan. Its largest buffers have no slot, and the iteration would need as much
 // memory again outside the arena. If detected in time, the iteration bypasses the plan: once the arena has no live
 // range (such as the last iteration's gradients), the arena is released, and the iteration uses its memory. If memory
-// suffices for both, the bypass is used with exponential backoff.
+// suffices for both, the bypass is used with exponential backoff. In front of another allocator, the arena is released
+// whatever memory there is, and its holes serve until then.
 //
 // A few larger buffers may be extras, so the decision requires several buffers that exceed the planned sizes
 // by about the same factor, and at least as many such buffers as others. Return true if this request is
@@ -101,14 +101,15 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
   const double excess = static_cast<double>(bytes) / static_cast<double>(due.size) - 1;
   const bool alike = bypass_.larger != 0 && excess <= 2 * bypass_.excess && bypass_.excess <= 2 * excess;
   if (excess > kMostExcess || (match.slot != nullptr && (!alike || match.size == bytes))) return false;
+  const bool hosted = pool_->source().device().hosted() != nullptr;
   bypass_.excess = excess;
   bypass_.larger = alike ? bypass_.larger + 1 : 1;
-  if (!bypass_.decided && bypass_.larger >= kSeveral && 2 * bypass_.larger > due.place) {
+  if (!bypass_.decided && bypass_.larger >= (hosted ? kFewHosted : kSeveral) && 2 * bypass_.larger > due.place) {
     bypass_.decided = true;
     bypass_.active = may_bypass_plan();
     if (bypass_.active) {
       growth_deferred_ = false;  // the next boundary decides again
-      if (pool_->source().device().hosted() != nullptr && largest() != nullptr) largest()->arena_backoff.done(iterations_, kLongestLook);
+      if (hosted && largest() != nullptr) largest()->arena_backoff.done(iterations_, kLongestLook);
       decide(Decision::outgrown);
     }
   }
@@ -117,8 +118,8 @@ bool Client::outgrows(const Follower::Due& due, std::size_t bytes, const Followe
 
 bool Client::may_bypass_plan() noexcept {
   if (pool_->clients().size() != 1 || pool_->source().has_budget()) return false;
-  const bool gone = pool_->arena_bytes() == 0;
-  const bool room = !gone && pool_->fits_twice();
+  const bool gone = pool_->arena_bytes() == 0, hosted = pool_->source().device().hosted() != nullptr;
+  const bool room = !gone && !hosted && pool_->fits_twice();
   if (room && !bypass_backoff_.is_due(iterations_)) return false;
   if (room) bypass_backoff_.done(iterations_);
   bypass_.patience = gone ? 0 : kBypassPatience;

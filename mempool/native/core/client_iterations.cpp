@@ -176,7 +176,7 @@ void Client::boundary(Pattern* ended) noexcept {
   keep_result();
   ++iterations_;
   taken_outside_arena_ = 0;
-  if (HostedMemory* const hosted = pool_->source().device().hosted()) hosted->ask_room();
+  if (HostedMemory* const hosted = pool_->source().device().hosted()) hosted->begin_iteration();
   bypass_ = {};
   if (ended != nullptr) {
     // A warm-up is always followed by the steady pattern.

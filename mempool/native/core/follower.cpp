@@ -9,8 +9,10 @@ constexpr std::uint32_t kStrayPatience = 64;
 // allocations; large because an interpreter's lock lets threads run in bursts
 constexpr std::uint64_t kStandstill = 4096;
 constexpr std::uint32_t kNear = 256;     // positions
-// allocations that tell at the beginning of an iteration that no known one is like it; a single one may be an extra one
+// Strays at the beginning of an iteration after which the iteration counts as unlike all known ones. A single stray suffices
+// if its size differs from the planned one by less than this factor, as in another batch; else it may be an extra allocation.
 constexpr std::uint32_t kFewStrays = 2;
+constexpr std::uint64_t kSimilar = 8;
 constexpr std::uint32_t kFar = 4096;
 
 }  // namespace
@@ -46,7 +48,7 @@ void Follower::begin(Pattern* pattern, std::uint64_t mark, std::uint64_t iterati
   upcoming_ = nullptr;
   warm_at_ = 0;
   began_at_ = count_;
-  smaller_ = false;
+  begun_ = Begun::known;
   const Table* table = pattern == nullptr ? nullptr : own_table(pattern);
   if (table == nullptr) {
     table_ = nullptr;
@@ -297,11 +299,10 @@ Follower::Match Follower::diverged(std::uint64_t size, const std::vector<Pattern
     }
   }
   ++strays_;
-  if (strays_ == kFewStrays && position_ == 0 && table_ != nullptr && table_->length() >= kFewStrays) {
-    smaller_ = true;
-    for (std::uint32_t i = 0; i < kFewStrays; ++i) {
-      smaller_ = smaller_ && recent_[(count_ - kFewStrays + i) % kWindow] < most_at(i, known);
-    }
+  if (position_ == 0 && table_ != nullptr && strays_ <= std::min(kFewStrays, table_->length())) {
+    const std::uint64_t most = most_at(strays_ - 1, known);
+    const bool is_similar = size / kSimilar < most && most / kSimilar < size;
+    if (is_similar || strays_ == kFewStrays) begun_ = size > most ? Begun::larger : Begun::smaller;
   }
   if (table_ != nullptr && strays_ < kWindow && debt_ < kWindow) return Match::none(Outcome::size_mismatch);
   if (debt_ >= kWindow) {

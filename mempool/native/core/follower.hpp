@@ -135,8 +135,9 @@ class Follower {
   // Return true if the current allocation is at the low-water mark, before which the fewest bytes are live.
   bool at_low_water() const noexcept { return table_ == &pattern_->tables.front() && position_ == pattern_->low_water + 1; }
   bool follows(const Table& table) const noexcept { return table_ == &table; }
-  // Return true if this iteration has begun unlike any known one, with smaller allocations.
-  bool begun_smaller() const noexcept { return smaller_; }
+  // The first allocations of this iteration, compared with the known ones.
+  enum class Begun : std::uint8_t { known, smaller, larger };
+  Begun begun() const noexcept { return begun_; }
   bool in_step() const noexcept { return table_ != nullptr && strays_ < kWindow && beyond_ < kWindow; }
 
  private:
@@ -210,7 +211,7 @@ class Follower {
   std::uint64_t began_at_ = 0;   // count_ when the iteration began
   // count_ at which a warm-up is over, even one of a shorter variant; 0: the warm-up is over
   std::uint64_t warm_at_ = 0;
-  bool smaller_ = false;
+  Begun begun_ = Begun::known;
   std::uint64_t recent_[kWindow] = {};
   // Another follower that plays a part this follower would take; the rival's count, and this follower's count
   // at the rival's last move.

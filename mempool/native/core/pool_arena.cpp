@@ -117,10 +117,7 @@ bool Pool::fits_with(std::size_t stays, std::size_t more) noexcept {
   return memory.total == 0 || more <= memory.free + (source_.reserved().current - stays);
 }
 
-bool Pool::fits_twice() noexcept {
-  HostedMemory* const hosted = device_->hosted();
-  return hosted != nullptr ? arena_.bytes() <= hosted->room() : could_be_reserved(2 * arena_.bytes(), true);
-}
+bool Pool::fits_twice() noexcept { return could_be_reserved(2 * arena_.bytes(), true); }
 
 bool Pool::fits_in_arena_pages(std::size_t bytes) noexcept {
   const std::size_t page = source_.traits().page;

@@ -44,14 +44,19 @@ class HostedMemory {
     offered_bytes_ = 0;
     return std::exchange(offered_, 0);
   }
-  // Request the number of bytes that the host could still give; the adapter answers before the next request.
-  void ask_room() noexcept { any_request().store(true); }
-  void set_room(std::size_t bytes) noexcept { room_.store(bytes); }
-  std::size_t room() const noexcept { return room_.load(); }
+  // In the iterations after an arena was taken, let the adapter look for requests, of which there is none, so that it
+  // releases the host's cache: buffers from before have ended, whose place in the arena now serves.
+  void begin_iteration() noexcept {
+    const Guarded guard(lock_);
+    if (settles_ == 0) return;
+    --settles_;
+    any_request().store(true);
+  }
   // Take the offered block; 0: none of at least `bytes`.
   Address take(std::size_t bytes) noexcept {
     const Guarded guard(lock_);
     if (offered_bytes_ < bytes) return 0;
+    settles_ = offered_ != 0 ? kSettles : 0;
     offered_bytes_ = 0;
     return std::exchange(offered_, 0);
   }
@@ -79,7 +84,7 @@ class HostedMemory {
     static Atomic<bool> any{false};
     return any;
   }
-  // Set by each request and question; the adapter clears the flag before it looks at all devices.
+  // Set by each request; the adapter clears the flag before it looks at all devices.
   static Atomic<bool>& any_request() noexcept {
     static Atomic<bool> any{false};
     return any;
@@ -94,11 +99,13 @@ class HostedMemory {
     static auto* const all = new Returned;  // never destroyed: pools end at the end of the process
     return *all;
   }
+  // The arena may be taken in the middle of an iteration, whose gradients live until the middle of the next.
+  static constexpr unsigned kSettles = 2;
   static constexpr std::size_t kNoRefusal = ~std::size_t{0};
 
   Lock lock_;
-  Atomic<std::size_t> room_{kNoRefusal};
   std::size_t requested_ = 0;
+  unsigned settles_ = 0;  // iterations until no buffer of the time before the arena is alive
   Address offered_ = 0;
   std::size_t offered_bytes_ = 0;
   std::size_t refused_ = kNoRefusal;  // this many bytes and more
