@@ -54,6 +54,7 @@ class PlanBuilder:
             framework: name of the framework that uses the memory, or empty.
             interrupt: polled now and then; true stops the work.
         """
+        self.alternates = False  # whether marked iterations may alternate between layouts
         self._core, self._client, self._device = core, client, device
         self._wait_bytes, self._interrupt = wait_bytes, interrupt
         self.registry = PlanRegistry(client, framework=framework)
@@ -104,9 +105,11 @@ class PlanBuilder:
         """
         from mempool.planning.planned_pattern import make_plan
 
-        make = functools.partial(make_plan, marked=self._client.state()["marked"])
+        alternates = self.alternates and self._client.state()["marked"]
         planned: PlannedPattern | None = self._interruptible(
-            make, self.registry.with_warm_up(pattern), around=around
+            functools.partial(make_plan, alternates=alternates),
+            self.registry.with_warm_up(pattern),
+            around=around,
         )
         return planned
 

@@ -300,7 +300,7 @@ def make_plan(
     seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
-    marked: bool = False,
+    alternates: bool = False,
 ) -> PlannedPattern | None:
     """Plan a pattern and check the plan; return None if interrupted before the first plan.
 
@@ -314,7 +314,7 @@ def make_plan(
         seed: seed of the search.
         around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
-        marked: see `search`.
+        alternates: see `search`.
     """
     from solvers import check, lower_bound
 
@@ -323,7 +323,7 @@ def make_plan(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
     options: dict[str, Any] = {
-        "wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed, "marked": marked
+        "wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed, "alternates": alternates
     }  # fmt: skip
     everything, bound = with_pinned(buffers, around), lower_bound(buffers)
     plan = search(everything, **options)
@@ -356,7 +356,7 @@ def search(
     wait_bytes: int,
     interrupt: Callable[[], bool] | None,
     seed: int = 0,
-    marked: bool = False,
+    alternates: bool = False,
 ) -> Plan:
     """Search for offsets of buffers within the pool's node budget for each number of columns tried.
 
@@ -365,14 +365,14 @@ def search(
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         interrupt: polled now and then; true stops the search.
         seed: seed of the search.
-        marked: the program marks its iterations. Without marks, the pool may lose count of them, so that
-            successive iterations have the same layout wherever possible.
+        alternates: successive iterations may have different layouts, in turn. Only where memory is short and
+            marks count the iterations: what moves tensors to remembered addresses assumes one layout.
     """
     from solvers import Stop
     from solvers.packing.rotation import columns_to_try
     from solvers.packing.streams import solve_streams
 
-    columns = None if marked or buffers.max_instances > 1 else 1
+    columns = None if alternates or buffers.max_instances > 1 else 1
     nodes = OPTIONS.pool_nodes * (len(columns_to_try(buffers)) if columns is None else 1)
     return solve_streams(
         buffers,

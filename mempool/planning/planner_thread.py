@@ -210,8 +210,12 @@ class Planner:
         """Require marks: make no plan before the first mark or the allocation number `until`."""
         self.learner.require_step_marks(until)
 
-    def reset_plans(self) -> None:
-        """Request that the thread drops all plans and records again; return at once."""
+    def reset_plans(self, *, alternate: bool = False) -> None:
+        """Request that the thread drops all plans and records again; return at once.
+
+        `alternate`: from now on, marked iterations may alternate between layouts if that saves memory.
+        """
+        self.learner.builder.alternates |= alternate
         self._reset_requested = True
         self._client.wake()
 

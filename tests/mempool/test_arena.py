@@ -425,10 +425,13 @@ def test_low_water_mark_is_the_allocation_before_which_least_is_alive(
         assert alive[0] - min(alive) <= planned.plan.arena_bytes / 64
 
 
-@pytest.mark.parametrize(("marks", "slots"), [(True, 2), (False, 3)])
-def test_marked_iterations_alternate_between_layouts_for_a_smaller_arena(marks: bool, slots: int) -> None:
+@pytest.mark.parametrize(("marks", "short", "slots"), [(True, True, 2), (True, False, 3), (False, True, 3)])
+def test_marked_iterations_alternate_between_layouts_where_memory_is_short(
+    marks: bool, short: bool, slots: int
+) -> None:
     """Each buffer lives until the next but one: a ring of three needs three slots, a ring of six two."""
     with Pool(simulated(), background=False) as pool:
+        pool.planner.reset_plans(alternate=short)
         alive: list[int] = []
         hits = []
         for number in range(240):

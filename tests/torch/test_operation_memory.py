@@ -192,7 +192,7 @@ class TestOpFootprints:
             x.unique(return_inverse=True, return_counts=True)
             x.unique(dim=0, return_inverse=True)
             x.flatten().unique_consecutive()
-            x.to_sparse(), x.to_sparse_csr()
+            x.to_sparse(), torch.ones(40, 3).to_sparse_csr(), torch.ones(2, 3, 40).to_sparse_csc()
         assert {"aten::nonzero", "aten::index.Tensor", "aten::_unique2", "aten::unique_dim"} <= {
             name for name, _, _ in asked.predictions
         }

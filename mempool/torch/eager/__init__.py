@@ -51,7 +51,7 @@ class OffloadSession:
             host_bytes=host_bytes,
             client=pool.client,
             on_iteration_end=on_iteration_end,
-            reset_plans=pool.reset_plans,
+            reset_plans=pool.planner.reset_plans,
         )
         if isinstance(limit, str):  # before the mode, whose listener ends the iteration
             self.mode.relative_limit = RelativeLimit(limit, pool.client, self.mode.decide_limit)

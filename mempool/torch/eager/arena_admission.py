@@ -48,13 +48,14 @@ class ArenaAdmission:
         iterations: Iterations,
         eviction: EvictionPolicy,
         transfers: TransferManager,
-        anew: Callable[[], None],
+        reset_plans: Callable[..., None],
     ) -> None:
         """Start without a plan."""
         self._client, self._pool, self._headroom = client, client.pool, room
         self._storages = storages
         self._iterations, self.eviction, self._transfers = iterations, eviction, transfers
-        self._reset_plans = anew
+        self._reset_plans = reset_plans
+        self._shortages = 0
         self._refused = 0  # size of the arena that was refused, bytes
         self._accepts_excess = self._has_warned = False
         self._needed_before = 0  # size needed at the end of the last iteration, bytes
@@ -154,7 +155,9 @@ class ArenaAdmission:
         """Handle an arena that lacks `short` bytes; return whether the moves were replanned."""
         if not self._accepts_excess and self._iterations.replan_lower(short):
             self._pause, self._wait = 1, 0
-            self._reset_plans()
+            self._shortages += 1
+            # The remembered addresses of one iteration are not those of the next if layouts alternate.
+            self._reset_plans(alternate=self._shortages > 1)
             return True
         if (
             not self._accepts_excess

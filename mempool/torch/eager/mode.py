@@ -81,7 +81,7 @@ class OffloadMode(TorchDispatchMode):
         host_bytes: int | None = None,
         client: _core.Client | None = None,
         on_iteration_end: Callable[[], None] = lambda: None,
-        reset_plans: Callable[[], None] = lambda: None,
+        reset_plans: Callable[..., None] = lambda **_: None,
     ) -> None:
         """Create the mode; the mode is active inside its ``with`` block.
 
@@ -95,7 +95,7 @@ class OffloadMode(TorchDispatchMode):
                 are measured and count, and memory that the pool serves to unknown storages is subtracted from
                 the limit.
             on_iteration_end: called when an optimizer's step ends an iteration.
-            reset_plans: makes the pool forget its plans.
+            reset_plans: see `Planner.reset_plans`.
         """
         super().__init__()
         self.engine = engine

@@ -279,8 +279,10 @@ def _index_bound(args: Any) -> int:
 
 
 def _to_sparse_bound(args: Any) -> int:
-    """Bound a dense tensor made sparse: every element, with its indices."""
-    return int((args[0].element_size() + 8 * args[0].dim()) * args[0].numel())
+    """Bound a dense tensor made sparse: every element with its indices, and compressed rows or columns."""
+    shape = (1, 1, *args[0].shape)
+    lines = math.prod(shape[:-2]) * (max(shape[-2:]) + 1)
+    return int((args[0].element_size() + 8 * args[0].dim()) * args[0].numel() + 8 * lines)
 
 
 def _bound_unpredicted(func: Any, args: Any) -> int:
