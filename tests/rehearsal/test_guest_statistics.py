@@ -133,7 +133,10 @@ def test_history_has_planned_requests_as_native_records_them(context: str) -> No
     assert values(pool)["hits"] > hits + 100
     for (native, alive), (guest, guest_alive) in zip(recorded["native"], recorded["guest"], strict=True):
         assert (sorted(native), alive) == (sorted(guest), guest_alive)
-        if context == "all":  # else only the clock tells the order
+        if context == "all":  # else, and of a use on another stream, only the clock tells the order
+            native, guest = (
+                [one for one in trace if one[0] != "free_completed"] for trace in (native, guest)
+            )
             assert native == guest
 
 
