@@ -358,7 +358,7 @@ def search(
     seed: int = 0,
     alternates: bool = False,
 ) -> Plan:
-    """Search for offsets of buffers within the pool's node budget for each number of columns tried.
+    """Search for offsets of buffers within the pool's node budget, or that for each number of columns.
 
     Args:
         buffers: buffers, some of which may have offsets.
@@ -366,14 +366,15 @@ def search(
         interrupt: polled now and then; true stops the search.
         seed: seed of the search.
         alternates: successive iterations may have different layouts, in turn. Only where memory is short and
-            marks count the iterations: what moves tensors to remembered addresses assumes one layout.
+            marks count the iterations: what moves tensors to remembered addresses assumes one layout. Each
+            number of columns has the node budget then.
     """
     from solvers import Stop
     from solvers.packing.rotation import columns_to_try
     from solvers.packing.streams import solve_streams
 
     columns = None if alternates or buffers.max_instances > 1 else 1
-    nodes = OPTIONS.pool_nodes * (len(columns_to_try(buffers)) if columns is None else 1)
+    nodes = OPTIONS.pool_nodes * (len(columns_to_try(buffers)) if alternates else 1)
     return solve_streams(
         buffers,
         stop=Stop(nodes=nodes, interrupt=interrupt),
