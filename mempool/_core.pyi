@@ -237,6 +237,15 @@ class CudaCopies:
             RuntimeError: the driver refused.
         """
 
+    @property
+    def address(self) -> int:
+        """Address of the object, for the functions of `cuda_copy_functions`."""
+
+def cuda_copy_functions() -> int:
+    """
+    Return the address of the table of C functions for copies (see cuda_copies.hpp).
+    """
+
 class Signal:
     """Event that is set once; Ctrl-C leaves no wait half-done."""
 

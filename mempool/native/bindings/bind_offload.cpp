@@ -39,7 +39,11 @@ void bind_copies(nb::module_& m) {
            },
            "stream"_a, "target"_a, "source"_a, "size"_a, "after"_a, "events"_a,
            "Copy `size` bytes from address `source` to address `target` on a stream, after the work so far of the streams `after` and "
-           "after `events`. Return the moment after the copy.\n\nRaises:\n    RuntimeError: the driver refused.");
+           "after `events`. Return the moment after the copy.\n\nRaises:\n    RuntimeError: the driver refused.")
+      .def_prop_ro("address", [](const CudaCopies& self) { return reinterpret_cast<std::uintptr_t>(&self); },
+                   "Address of the object, for the functions of `cuda_copy_functions`.");
+  m.def("cuda_copy_functions", [] { return reinterpret_cast<std::uintptr_t>(&copy_functions()); },
+        "Return the address of the table of C functions for copies (see cuda_copies.hpp).");
 }
 
 }  // namespace

@@ -93,4 +93,44 @@ class CudaCopies {
   CuContext context_ = nullptr;
 };
 
+// The copies as C functions, for the library that is built against the user's PyTorch (moves.hpp). The caller owns the events.
+struct CopyFunctions {
+  // Copy `size` bytes on `stream` after the work so far of stream `after`; return the moment after the copy, or null where
+  // the driver refused.
+  void* (*copy)(const void* copies, void* stream, std::uint64_t target, std::uint64_t source, std::size_t size, void* after);
+  int (*has_passed)(const void* event);                    // 1 also after a failure, which the next copy reports
+  int (*order_before)(const void* event, void* stream);    // 0 where the driver refused
+  void (*release)(void* event);
+};
+
+inline const CopyFunctions& copy_functions() {
+  static constexpr CopyFunctions functions{
+      [](const void* copies, void* stream, std::uint64_t target, std::uint64_t source, std::size_t size, void* after) -> void* {
+        try {
+          return static_cast<const CudaCopies*>(copies)
+              ->copy(static_cast<CuStream>(stream), target, source, size, {static_cast<CuStream>(after)}, {})
+              .release();
+        } catch (const std::runtime_error&) {
+          return nullptr;
+        }
+      },
+      [](const void* event) {
+        try {
+          return static_cast<const StreamEvent*>(event)->query() ? 1 : 0;
+        } catch (const std::runtime_error&) {
+          return 1;
+        }
+      },
+      [](const void* event, void* stream) {
+        try {
+          static_cast<const StreamEvent*>(event)->order_before(static_cast<CuStream>(stream));
+          return 1;
+        } catch (const std::runtime_error&) {
+          return 0;
+        }
+      },
+      [](void* event) { delete static_cast<StreamEvent*>(event); }};
+  return functions;
+}
+
 }  // namespace mempool

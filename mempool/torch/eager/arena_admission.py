@@ -181,6 +181,7 @@ class ArenaAdmission:
         return stays, places
 
     def _resident(self) -> list[StorageRecord]:
+        self._transfers.end_native_moves()
         return [
             record
             for record in list(self._storages.records.values())
@@ -194,6 +195,7 @@ class ArenaAdmission:
 
     def _restore(self, now: int) -> None:
         """Reload storages at their addresses after a scheduled iteration, and evict all others."""
+        self._transfers.end_native_moves()
         stays: list[StorageRecord] = []
         places: list[tuple[StorageRecord, int]] = []
         pattern, at_home = self._iterations.pattern, set[int]()

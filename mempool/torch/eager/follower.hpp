@@ -1,10 +1,11 @@
 // Follows an offload schedule: operations that repeat the recorded iteration run without the mode, and call Python only
-// to move storages (schedule_follower.py). Included by interposer.cpp alone.
+// for moves that moves.hpp does not make (schedule_follower.py). Included by interposer.cpp alone.
 //
 // The follower never decides that an iteration diverges: an unexpected operation goes to the mode, which decides.
 #pragma once
 
 #include "entries.hpp"
+#include "moves.hpp"
 
 // torch/csrc/autograd/engine.h, which takes seconds to compile
 namespace torch::autograd {
@@ -20,6 +21,7 @@ struct Expected {
   std::uint64_t signature = 0;
   std::int64_t need = 0;  // bytes of results and workspace
   std::uint8_t actions = 0;
+  std::vector<Move> before{}, after{};  // if moves.hpp makes the moves
 };
 
 constexpr std::int64_t kUnknown = -1, kOlder = -2;
@@ -73,11 +75,11 @@ Follower& follower() {
   return *made;
 }
 
-// Record the new storages among the results, and call Python if any of them moves or if offloads are due.
-void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Addresses& given,
-                  bool calls) {
+// Record the new storages among the results, and bind and offload the storages that move.
+void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Addresses& given, const Expected& expected) {
   static const c10::OperatorHandle after = function_named("mempool_interposer::after");
   Follower& all = follower();
+  const bool calls = (expected.actions & Expected::kAfter) != 0;
   const auto at = static_cast<std::int64_t>(all.at++);  // Ctrl-C may end the call
   Storages results;
   for (auto value = stack.end() - static_cast<std::ptrdiff_t>(op.schema().returns().size()); value != stack.end(); ++value)
@@ -97,7 +99,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   all.made.sweep_if_large();
   lock.unlock();
   ++all.followed;
-  if (!calls) return;
+  if (!calls || moves().make_after(expected.after, fresh)) return;
   c10::List<at::Tensor> tensors;
   for (const c10::Storage* one : fresh) tensors.push_back(bytes_of(*one));
   call_python(after, {tensors, at});
@@ -125,7 +127,8 @@ bool run_followed(const c10::OperatorHandle& op, const Operation& operation, Dis
   const Storages written = written_by(operation, op, *stack, all.place.device);
   const auto at = static_cast<std::int64_t>(all.at);
   if ((expected->actions & Expected::kBefore) != 0 || is_any_parked(storages)) {
-    call_python(before, {parked_among(storages), at});
+    const bool are_made = moves().make_before(expected->before, storages, [&](std::int64_t need) { return all.may_lack(need); });
+    if (!are_made || is_any_parked(storages)) call_python(before, {parked_among(storages), at});
     // the moves due may have parked an argument that the schedule does not expect here
     if (is_any_parked(storages)) call_python(before, {parked_among(storages), at});
     if (!all.is_following() || is_any_parked(storages)) return false;
@@ -133,10 +136,9 @@ bool run_followed(const c10::OperatorHandle& op, const Operation& operation, Dis
   if (all.may_lack(expected->need)) return false;  // after the moves due, which make room
   watched().remove(written);
   const Addresses given = addresses_of(storages);
-  const bool calls = (expected->actions & Expected::kAfter) != 0;
   if (!run_hidden(op, below, stack, operation.traits.repeatable && expected->need > 0)) return false;
   entries().note(given, all.place.stream);
-  end_followed(op, *stack, given, calls);
+  end_followed(op, *stack, given, *expected);
   return true;
 }
 
@@ -198,6 +200,15 @@ MEMPOOL_EXPORT void mempool_follower_set_actions(std::vector<Expected>* table, c
   for (std::size_t at = 0; at < std::min(size, table->size()); ++at) {
     Expected& one = (*table)[at];
     one.actions = static_cast<std::uint8_t>((one.actions & Expected::kSeen) | actions[at]);
+  }
+}
+
+// Set the moves for moves.hpp: for each of the `size` moves, operation, kind, row among the rows that move, and place.
+MEMPOOL_EXPORT void mempool_follower_set_moves(std::vector<Expected>* table, const std::int64_t* moves, std::size_t size) {
+  for (const std::int64_t* one = moves; one != moves + 4 * size; one += 4) {
+    const Move move{static_cast<Move::Kind>(one[1]), static_cast<std::size_t>(one[2]), one[3]};
+    Expected& at = table->at(static_cast<std::size_t>(one[0]));
+    (move.kind == Move::kRelease || move.kind == Move::kReload ? at.before : at.after).push_back(move);
   }
 }
 

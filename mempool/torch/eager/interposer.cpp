@@ -10,7 +10,8 @@
 //   the operation runs while the mode is off the stack, and its storages are recorded in the order of their last use.
 // * The operation makes views or reads a number: it runs without the mode.
 // * The operation belongs to a loop over single entries (entries.hpp): it runs without the mode.
-// * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and Python is called for moves only.
+// * An iteration repeats the recorded one (follower.hpp): the operation runs without the mode, and the schedule's moves are made
+//   here (moves.hpp), or by Python.
 // * A composite operation accesses memory itself, unseen by the mode: its storages are lent meanwhile.
 // * The mode will not see the operation, as in another thread or with the mode disabled: all storages among the arguments are
 //   lent, which reloads and pins them.
@@ -22,6 +23,7 @@
 #include "bypass.hpp"
 #include "entries.hpp"
 #include "follower.hpp"
+#include "moves.hpp"
 #include "operations.hpp"
 
 namespace {
@@ -30,12 +32,6 @@ namespace {
 constexpr std::array<c10::DeviceType, 2> kDevices = {c10::DeviceType::CPU, c10::DeviceType::CUDA};
 using Devices = std::array<bool, 2>;
 std::array<std::atomic<const void*>, 2> installed;
-// Number of unseen operations under way, number of those that may have written so far, and whether a storage is being
-// parked.
-std::atomic<int> unseen_operations{0};
-std::atomic<std::uint64_t> unseen_writes{0};
-std::atomic<bool> parking{false};
-
 bool any_installed() {
   return std::any_of(installed.begin(), installed.end(), [](const auto& mode) { return mode.load(std::memory_order_acquire); });
 }
@@ -307,6 +303,7 @@ void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
 TORCH_LIBRARY(mempool_interposer, m) {
   m.def("taken() -> Tensor[]", &taken);
   m.def("made(bool older) -> (Tensor[], int[])", &made_storages);
+  m.def("moved(int number) -> (Tensor[], int[])", [](std::int64_t number) { return moves().end(number); });
   m.def("before(Tensor[] absent, int at) -> ()");
   m.def("after(Tensor[] results, int at) -> ()");
   m.def("accessed() -> (Tensor[], int[])", &accessed_storages);

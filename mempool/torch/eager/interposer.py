@@ -33,7 +33,7 @@ SOURCE = Source(
     Path(__file__).with_name("interposer.cpp"),
     ("c10", "torch_cpu"),
     "mempool_interposer_install",
-    headers=("operations.hpp", "bypass.hpp", "entries.hpp", "follower.hpp"),
+    headers=("operations.hpp", "bypass.hpp", "entries.hpp", "follower.hpp", "moves.hpp"),
 )
 #: The installed modes, by kind of device.
 _modes: dict[str, weakref.ref[OffloadMode]] = {}
@@ -77,6 +77,10 @@ def library() -> ctypes.CDLL:
         "mempool_follower_free": [pointer],
         "mempool_follower_learn": [pointer, size, text, text, size],
         "mempool_follower_set_actions": [pointer, text, size],
+        "mempool_follower_set_moves": [pointer, pointer, size],
+        "mempool_moves_begin": [size, *[pointer] * 5, *[size] * 4, pointer, size],
+        "mempool_moves_bind": [size, pointer, small, size, size],
+        "mempool_moves_counts": [pointer],
         "mempool_follower_await": [pointer, small],
         "mempool_follower_start": [
             pointer,
@@ -106,8 +110,10 @@ def library() -> ctypes.CDLL:
     loaded.mempool_entries_accessed.restype = size
     for name in ("position", "born", "made"):
         getattr(loaded, f"mempool_follower_{name}").restype = size
-    for name in ("free", "set_actions", "advance", "end_iteration", "stop"):
+    for name in ("free", "set_actions", "set_moves", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None
+    for name in ("begin", "bind", "counts"):
+        getattr(loaded, f"mempool_moves_{name}").restype = None
     _functions.impl("lend", lend, "CPU")
     _functions.impl("give_back", give_back, "CPU")
     _functions.impl("reload", _reload, "CPU")

@@ -131,6 +131,11 @@ class Iterations:
             return self.limit_bytes
         return self.pattern.limit_bytes if not self.pattern.holds_limit else self._headroom.limit_bytes
 
+    @property
+    def bound_records(self) -> dict[int, StorageRecord]:
+        """Return the records of the storages that are bound to rows of the schedule."""
+        return self._rows
+
     # --- operations
 
     def start_operation(self, func: Any, given: list[StorageRecord]) -> None:

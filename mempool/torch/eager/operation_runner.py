@@ -78,6 +78,8 @@ class OperationRunner:
 
     def view(self, args: Any) -> None:
         """Reload the storages of a view's base, since PyTorch compares the view with the storage's size."""
+        if self._transfers.makes_native_moves:  # the schedule's recording has the access
+            return
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 storages: Any = [storage for _, storage in storages_in(arg)]
@@ -104,6 +106,7 @@ class OperationRunner:
             self.remove_dead()
         if (follower := self.follower) is not None:
             follower.synchronize()
+            self._transfers.end_native_moves()
         self.record_entries()
         given, written = self._argument_records(traits, args, kwargs)
         unwritten = len(self.unwritten)
@@ -266,6 +269,7 @@ class OperationRunner:
 
     def admit(self, needed: int, given: list[StorageRecord]) -> None:
         """Reload the arguments of an operation, and make room for `needed` bytes of results."""
+        self._transfers.end_native_moves()
         if self._storages.dead:
             self.remove_dead()
         if self.follower is not None and self.follower.is_following:
@@ -344,6 +348,7 @@ class OperationRunner:
 
     def known_record(self, tensor: torch.Tensor, storage: Any) -> StorageRecord | None:
         """Return the record of a storage that any operation of the program used; None for others."""
+        self._transfers.end_native_moves()
         record = self._storages.find(storage)
         if record is None and self.follower is not None and self.follower.adopt(tensor, storage):
             record = self._storages.find(storage)
@@ -376,6 +381,7 @@ class OperationRunner:
         """Remove dead storages and their host copies; repeat an interrupted removal after a Ctrl-C."""
         for record in self._storages.take_dead():
             if record.copy is not None:
+                self._transfers.end_native_moves()
                 self._engine.drop(record.copy)
                 record.copy = None
             self._iterations.record_death(record)

@@ -371,6 +371,12 @@ c10::StreamId stream_now(c10::DeviceType device) {
   return guard.getStream(guard.getDevice()).id();
 }
 
+// Number of unseen operations under way, number of those that may have written so far, and whether a storage is being
+// parked.
+std::atomic<int> unseen_operations{0};
+std::atomic<std::uint64_t> unseen_writes{0};
+std::atomic<bool> parking{false};
+
 thread_local bool is_off_stack = false;  // the mode is off this thread's stack temporarily
 
 // Guard that takes the mode off the stack and excludes the bypass key.

@@ -1,4 +1,4 @@
-"""Follower of a schedule: a repeated iteration runs in C++, and calls Python only to move storages.
+"""Follower of a schedule: a repeated iteration runs in C++, on a GPU with its moves (`native_moves`).
 
 The interposer compares each operation with the schedule: the function, the shapes of the arguments, and
 whether every argument is on the device. A matching operation runs without the mode. All others go to the
@@ -17,6 +17,7 @@ import torch
 from mempool import _core
 from mempool.recording.torch.ledger import storages_in
 from mempool.torch.eager import interposer
+from mempool.torch.eager.native_moves import MoveTable, NativeMoves
 from mempool.torch.eager.storages import OFFLOADED
 from mempool.torch.offload.hidden import hidden_from_program
 from mempool.torch.offload.options import OPTIONS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mempool.torch.eager.operator_traits import OperatorTraits
     from mempool.torch.eager.patterns import OffloadSchedule
     from mempool.torch.eager.pool_headroom import PoolHeadroom
+    from mempool.torch.eager.storages import StorageRecord
 
 #: Actions due at an operation, as numbered in `follower.hpp`.
 _BEFORE, _AFTER, _SEEN = 1, 2, 4
@@ -42,6 +44,7 @@ class ExpectedOperations:
     Attributes:
         handle: address of the table in C++.
         moving: rows of the schedule that move.
+        table: the moves for C++; None before `complete`.
         is_ready: whether two successive iterations had these operations.
         is_unsettled: whether this iteration showed a new operation, or one whose workspace is not measured.
         peak_bytes: most bytes of storages and workspaces in the iterations that the mode saw.
@@ -54,6 +57,7 @@ class ExpectedOperations:
         weakref.finalize(self, library.mempool_follower_free, self.handle).atexit = False
         self._schedule = schedule
         self.moving: set[int] = set()
+        self.table: MoveTable | None = None
         self.is_ready = self.is_unsettled = False
         self.peak_bytes = 0
 
@@ -68,6 +72,8 @@ class ExpectedOperations:
             if place < 0 and row in moving and at < len(actions):  # the mode must register the storage
                 actions[at] |= _SEEN
         interposer.library().mempool_follower_set_actions(self.handle, bytes(actions), len(actions))
+        self.table = MoveTable(self._schedule)
+        self.table.set_in(self.handle)
         self.is_ready = True
 
 
@@ -97,6 +103,11 @@ class ScheduleFollower:
         self.is_following = False
         self.calls = 0
         self._passed_before = self._library.mempool_follower_count()
+        if mode.engine.streams:
+            self._transfers.native = NativeMoves(
+                mode.engine, self._storages, self._transfers, mode.counts, self._register_result
+            )
+        self._native = self._transfers.native
 
     # --- iterations
 
@@ -115,6 +126,17 @@ class ScheduleFollower:
         if not self.is_following:
             self.register_made()
         self._headroom.defers_registration = self.is_following
+        self._begin_native_moves()
+
+    def _begin_native_moves(self) -> None:
+        """Let C++ make the moves of the schedule that is followed from the beginning of an iteration."""
+        if self._native is None:
+            return
+        table = self._expected.table if self.is_following else None
+        if self._native.table is not table:
+            self._transfers.end_native_moves()
+        if table is not None and not self._admission.due:
+            self._native.begin(table, self._iterations.bound_records)
 
     def continue_with_other(self) -> None:
         """Follow the schedule to which the iteration has just switched, from this operation on."""
@@ -168,6 +190,8 @@ class ScheduleFollower:
         if self.is_following:
             self.synchronize()
             if self._iterations.has_followed_schedule:
+                if self._native is not None:
+                    self._native.end_iteration()
                 self.register_made(older=True)
                 self._library.mempool_follower_end_iteration()
             else:
@@ -177,11 +201,15 @@ class ScheduleFollower:
                 self._learning.peak_bytes = peak_bytes
             else:
                 self._learning.complete()
-        self.stop()
+        self._stop_following()
         return peak_bytes if expected is None else max(peak_bytes, expected.peak_bytes)
 
     def stop(self) -> None:
         """Let the mode see all operations; without a later `take_over`, stop following this iteration."""
+        self._transfers.end_native_moves()
+        self._stop_following()
+
+    def _stop_following(self) -> None:
         if self.is_following or self._learning is not None:
             self._library.mempool_follower_stop()
         self.is_following, self._learning = False, None
@@ -216,11 +244,13 @@ class ScheduleFollower:
         """Register a storage that was made without the mode; return False for others."""
         code = self._library.mempool_follower_born(storage._cdata) if self.is_following else _UNKNOWN
         if code != _UNKNOWN:
+            self._transfers.end_native_moves()
             self._register(tensor, storage, code)
         return bool(code != _UNKNOWN)
 
     def take_over(self) -> None:
         """Register the storages that were made without the mode, and complete the recording."""
+        self._transfers.end_native_moves()
         if self.is_following:
             self.synchronize()
             self._library.mempool_follower_stop()
@@ -232,10 +262,18 @@ class ScheduleFollower:
         """Register storages that were made without the mode; `older`: those of earlier iterations."""
         if not self._library.mempool_follower_made():
             return
+        if not older:
+            self._transfers.end_native_moves()
         with interposer.own_operations(), hidden_from_program():
             tensors, codes = torch.ops.mempool_interposer.made(older)
         for tensor, code in zip(tensors, codes, strict=True):
             self._register(tensor, tensor.untyped_storage(), code)
+
+    def _register_result(self, tensor: torch.Tensor, birth: tuple[int, int]) -> StorageRecord | None:
+        """Register a storage that was made without the mode by an operation of this iteration."""
+        storage = tensor.untyped_storage()
+        self._register(tensor, storage, birth[0] << _PLACE_BITS | birth[1])
+        return self._storages.find(storage)
 
     def _register(self, tensor: torch.Tensor, storage: Any, code: int) -> None:
         """Register a storage unless known.
@@ -257,6 +295,7 @@ class ScheduleFollower:
     def before(self, absent: list[torch.Tensor], at: int) -> None:
         """Make the moves due before operation `at`, and reload the arguments that are absent."""
         self.calls += 1
+        self._transfers.end_native_moves()
         if self._storages.dead:
             self._operations.remove_dead()
         self._iterations.move_before(at, ())
@@ -276,6 +315,9 @@ class ScheduleFollower:
     def after(self, results: list[torch.Tensor], at: int) -> None:
         """Start the offloads due after operation `at`; `results`: its new storages, uint8[n] each."""
         self.calls += 1
+        self._transfers.end_native_moves()
+        if self._storages.dead:
+            self._operations.remove_dead()  # copies of dead storages may lie at the planned places
         rows = self._iterations.actions[at].results
         for place, (tensor, row) in enumerate(zip(results, rows, strict=False)):
             if row in self._expected.moving:

@@ -25,6 +25,7 @@ from mempool.torch.offload.options import OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mempool.torch.eager.native_moves import NativeMoves
     from mempool.torch.eager.patterns import OffloadSchedule
     from mempool.torch.offload.engine import Engine, HostCopy, Transfer
 
@@ -45,6 +46,8 @@ class TransferManager:
         min_bytes: smaller storages do not move.
         holds_all: whether all storages stay on the device, since unseen operations may use them.
         captures: number of graphs being captured; meanwhile nothing is offloaded.
+        writes: number of unseen writes after which `has_valid_copy` is true of each record.
+        native: moves that the interposer makes; None without a pool.
         finished_reloads: (row of the plan, transfer) of each finished reload, until the reader clears the
             list.
     """
@@ -61,11 +64,24 @@ class TransferManager:
         self.holds_all = False
         self.captures = 0
         self._unseen_writes = interposer.unseen_writes()
-        self._writes = self._unseen_writes.value
+        self.writes = self._unseen_writes.value
+        self.native: NativeMoves | None = None
+
+    @property
+    def makes_native_moves(self) -> bool:
+        """Return whether the interposer makes the moves, so that records are out of date."""
+        return self.native is not None and self.native.table is not None
+
+    def end_native_moves(self) -> None:
+        """Let Python make the moves from now on; needed before any use of a record's state."""
+        if self.native is not None and self.native.table is not None:
+            with self.lock:
+                self.native.end()
 
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
         with self.lock:
+            self.end_native_moves()
             self._forget_stale_copies()
             if self._has_valid_copy(record):
                 return
@@ -104,17 +120,25 @@ class TransferManager:
         )
         return record.has_valid_copy
 
+    def forget_stale_copies(self, records: Iterable[StorageRecord]) -> None:
+        """Update whether these storages have valid copies."""
+        self._forget_stale_copies()
+        for record in records:
+            if record.state == RESIDENT:
+                self._has_valid_copy(record)
+
     def _forget_stale_copies(self) -> None:
         """Count all host copies as stale after an unseen operation that may have written."""
-        if (writes := self._unseen_writes.value) != self._writes:
+        if (writes := self._unseen_writes.value) != self.writes:
             for record in list(self._storages.records.values()):
                 if record.state in (RESIDENT, OFFLOADING):
                     record.has_valid_copy = False
-            self._writes = writes
+            self.writes = writes
 
     def drop_copy(self, record: StorageRecord) -> None:
         """Free the host copy of a storage, which the schedule does not read again."""
         with self.lock:
+            self.end_native_moves()
             if record.state == RESIDENT and record.copy is not None:
                 record.has_valid_copy = False
                 self._free_copy(record)
@@ -143,13 +167,14 @@ class TransferManager:
     def release(self, record: StorageRecord) -> None:
         """Free the device memory of a storage, once the offload has ended."""
         with self.lock:
+            self.end_native_moves()
             self.wait(record)
             self._forget_stale_copies()
             if record.state != RESIDENT or not self._may_offload(record) or not self._has_valid_copy(record):
                 return
             self._engine.fence()
             self._storages.set_resident(record, OFFLOADED)
-            if not interposer.park(record(), self._engine.address(record.copy), self._writes):
+            if not interposer.park(record(), self._engine.address(record.copy), self.writes):
                 self._storages.set_resident(record, RESIDENT)
                 return
             self._storages.mark_owned(record)
@@ -157,6 +182,7 @@ class TransferManager:
     def reload(self, record: StorageRecord) -> None:
         """Allocate device memory for a storage and start the reload."""
         with self.lock:
+            self.end_native_moves()
             if record.state != OFFLOADED or record.copy is None or (storage := record()) is None:
                 return
             self._engine.check_reload()  # before allocating: a capture allocates from the graph's memory
@@ -181,6 +207,7 @@ class TransferManager:
     def wait(self, record: StorageRecord) -> None:
         """Wait for the transfer of a storage."""
         with self.lock:
+            self.end_native_moves()
             if (transfer := record.transfer) is None:
                 return
             try:
@@ -204,6 +231,7 @@ class TransferManager:
     def reload_now(self, record: StorageRecord) -> None:
         """Reload a storage and wait for the reload."""
         with self.lock:
+            self.end_native_moves()
             if record.state == OFFLOADED:
                 self._counts.on_demand += 1
                 self.reload(record)
@@ -214,6 +242,7 @@ class TransferManager:
         """Reload several storages; all reloads start before the first is waited for."""
         absent = list(absent)
         with self.lock:
+            self.end_native_moves()
             for record in absent:
                 if record.state == OFFLOADED:
                     self._counts.on_demand += 1
@@ -225,6 +254,7 @@ class TransferManager:
     def lend(self, record: StorageRecord) -> bool:
         """Reload and pin a storage until `give_back`; return whether the storage was offloaded."""
         with self.lock:
+            self.end_native_moves()
             away = record.state == OFFLOADED
             record.pins += 1
             try:
@@ -237,6 +267,7 @@ class TransferManager:
     def give_back(self, record: StorageRecord, *, away: bool, wrote: bool) -> None:
         """Unpin a lent storage; if offloaded before and still unmodified, offload the storage again."""
         with self.lock:
+            self.end_native_moves()
             if wrote:
                 record.has_valid_copy = False
             record.pins -= 1
@@ -246,6 +277,7 @@ class TransferManager:
     def hold_resident(self, record: StorageRecord) -> None:
         """Reload a storage and keep it on the device permanently, since other code knows the address."""
         with self.lock:
+            self.end_native_moves()
             record.movable = False
             self.reload_now(record)
 
@@ -254,6 +286,7 @@ class TransferManager:
 
         A transfer keeps even an unused storage alive until waited for.
         """
+        self.end_native_moves()
         for record in list(self._in_flight.values()):
             self.wait(record)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._C import _DisableTorchDispatch
 
-from mempool._core import CudaCopies
+from mempool._core import CudaCopies, cuda_copy_functions
 from mempool.cuda import DRIVER
 from mempool.errors import UsageError
 from mempool.torch.offload.engine import HostFullError, OffloadRefusedError
@@ -49,7 +49,7 @@ class ArenaCopy:
     Attributes:
         size: bytes.
         at: offset in the arena.
-        filled_by: the offload into the copy.
+        filled_by: the offload into the copy; None if the program's streams have waited for it.
         read_by: the last reload from the copy; earlier reloads end before.
         dropped: whether the copy is no longer needed.
     """
@@ -261,9 +261,9 @@ class CudaEngine:
             stream = self._current_stream()
             self._release_finished()
             data = _device_bytes(data)
-            filled = copy.filled_by.ended
+            filled = () if copy.filled_by is None else (copy.filled_by.ended,)
             ended = self._runtime.copy(
-                self._in, data.address, self.address(copy), data.size, (stream,), (filled,)
+                self._in, data.address, self.address(copy), data.size, (stream,), filled
             )
             copy.read_by = flight = self._track(self._in, data, ended)
             return flight
@@ -297,6 +297,23 @@ class CudaEngine:
                 events = [self._runtime.event(stream) for stream in self._streams]
                 for stream, event in itertools.product(self._streams, events):
                     self._runtime.order(stream, event)
+
+    def native_copies(self, size: int) -> CudaNativeCopies | None:
+        """See `Engine`."""
+        with self._lock:
+            if not self._is_usable() or self._captures:
+                return None
+            stream = self._current_stream()
+            if [*self._streams] != [stream] or not isinstance(self._runtime, CudaRuntime):
+                return None
+            self._free_dropped(wait=True)
+            if (at := self._arena.allocate(size)) is None and self._arena.grow(size):
+                at = self._arena.allocate(size)
+            if at is None:
+                return None
+            streams = stream.cuda_stream, self._out.cuda_stream, self._in.cuda_stream
+            handles = *self._runtime.native_handles(), *streams, self._arena.address, at
+            return CudaNativeCopies(handles, size, self._arena, self._lock)
 
     def _release_finished(self) -> None:
         """Release the data of ended copies without waits."""
@@ -439,6 +456,33 @@ class CudaEngine:
                 self._is_initialized = False
 
 
+class CudaNativeCopies:
+    """See `NativeCopies`."""
+
+    def __init__(
+        self, handles: tuple[int, int, int, int, int, int, int], size: int, arena: PinnedArena, lock: Any
+    ) -> None:
+        """Own a range of `size` bytes of the arena."""
+        self.handles, self._arena, self._lock = handles, arena, lock
+        self._range = [(handles[-1], size)]
+
+    def release(self, held: list[Any], places: list[tuple[int, int]]) -> None:
+        """See `NativeCopies`; Ctrl-C may leave places taken until the copies of `copy_at` are dropped."""
+        with self._lock:
+            while self._range:
+                self._arena.release(*self._range.pop())
+            for copy in held:
+                if not copy.dropped:
+                    copy.dropped = True
+                    self._arena.release(copy.at, copy.size)
+            for at, size in places:
+                self._arena.allocate_at(at, size)
+
+    def copy_at(self, at: int, size: int) -> ArenaCopy:
+        """See `NativeCopies`."""
+        return ArenaCopy(size, at)
+
+
 class CudaRuntime:
     """Streams, events, copies and page-locked memory of one device."""
 
@@ -451,6 +495,10 @@ class CudaRuntime:
         with torch.cuda.device(self._device):
             torch.cuda.mem_get_info()  # makes the device's context current in this thread
             return CudaCopies(DRIVER)
+
+    def native_handles(self) -> tuple[int, int]:
+        """Return the addresses of the C functions for copies, and of their object."""
+        return cuda_copy_functions(), self._copies.address
 
     def stream(self) -> Any:
         """Create a stream."""

@@ -29,9 +29,10 @@ class HostFullError(OffloadRefusedError):
 
 
 class HostCopy(Protocol):
-    """Copy of a storage's bytes on the host."""
+    """Copy of a storage's bytes on the host: `size` bytes at offset `at` in the engine's memory."""
 
     size: int
+    at: int
 
 
 class Transfer(Protocol):
@@ -58,6 +59,23 @@ class SyncCopier(Protocol):
 
     def reload_now(self, copy: Any, tensor: torch.Tensor) -> None:
         """Copy the bytes of `offload_now` back, from a tensor's first element."""
+
+
+class NativeCopies(Protocol):
+    """Copies that C++ code requests, and a range of host memory for them.
+
+    Attributes:
+        handles: table of functions, object of the copies, the program's stream, the streams out and in,
+            address of the host's arena, and the range's offset there, for `mempool_moves_begin`.
+    """
+
+    handles: tuple[int, int, int, int, int, int, int]
+
+    def release(self, held: list[HostCopy], places: list[tuple[int, int]]) -> None:
+        """Release the range and the copies `held`, then take `places`, as (offset, bytes), for `copy_at`."""
+
+    def copy_at(self, at: int, size: int) -> HostCopy:
+        """Return a copy of `size` bytes that lies at a place taken by `release`."""
 
 
 class Engine(Protocol):
@@ -104,6 +122,12 @@ class Engine(Protocol):
 
     def drop(self, copy: HostCopy) -> None:
         """Free a host copy's memory, after the end of its transfers."""
+
+    def native_copies(self, size: int) -> NativeCopies | None:
+        """Return the interface for copies by C++ code into a range of `size` bytes on the host.
+
+        Return None if the program uses several streams, or the host has no such range.
+        """
 
     def fence(self) -> None:
         """Order reuse of later freed device memory after all device work so far.

@@ -211,6 +211,9 @@ class HostEngine:
         """See `Engine`."""
         copy.memory = None
 
+    def native_copies(self, size: int) -> None:
+        """See `Engine`."""
+
     def fence(self) -> None:
         """See `Engine`; without effect, since CPU work is synchronous."""
 

@@ -120,7 +120,7 @@ class PinnedArena:
         needed, left = pages(size), self._most - self.size
         if needed > left:
             return False
-        more = min(max(needed, OPTIONS.pinned_step_bytes, self.size // 2), left)
+        more = min(max(needed, OPTIONS.pinned_step_bytes, pages(self.size // 2)), left)
         if not (self._lock(more) or self._lock(needed)):
             self.note_refusal(needed)
             self._add(min(max(needed, OPTIONS.pinned_step_bytes), left))
