@@ -39,7 +39,7 @@ class MoveTable:
             makes; None for a persistent storage.
         moves: per move: operation, kind, index in `rows`, and offset on the host or index among the results.
         host_bytes: size of the range on the host that has all copies.
-        is_complete: whether `moves.hpp` can make all moves.
+        is_complete: whether `moves.hpp` can make all moves, as far as known.
     """
 
     def __init__(self, schedule: OffloadSchedule) -> None:
@@ -113,6 +113,7 @@ class NativeMoves:
             if (lent := self._lend(table, rows)) is None:
                 return
             if (copies := self._engine.native_copies(table.host_bytes)) is None:
+                table.is_complete = False  # another attempt would wait for all transfers again
                 return
             library, writes = self._library, self._transfers.writes
             sizes = (ctypes.c_int64 * len(table.bytes))(*table.bytes)
@@ -134,20 +135,20 @@ class NativeMoves:
 
     def _lend(self, table: MoveTable, rows: dict[int, StorageRecord]) -> dict[int, StorageRecord] | None:
         """Return the records of the table's persistent storages; None if one of them may not move."""
+        lent: dict[int, StorageRecord] = {}
+        for at, (row, birth) in enumerate(zip(table.rows, table.births, strict=True)):
+            if birth is None:
+                record = rows.get(row)
+                if record is None or record() is None or not record.movable or record.pins:
+                    return None
+                lent[at] = record
         self._transfers.wait_all()
         left = [record for record in list(self._storages.records.values()) if record.copy is not None]
         self._transfers.forget_stale_copies(left)
-        moving = {row for row, birth in zip(table.rows, table.births, strict=True) if birth is None}
+        kept = {record.key for record in lent.values()}
         for record in left:
-            if record.row not in moving or not record.has_valid_copy:
+            if record.key not in kept or not record.has_valid_copy:
                 self._transfers.drop_copy(record)  # of an eviction
-        lent: dict[int, StorageRecord] = {}
-        for at, (row, birth) in enumerate(zip(table.rows, table.births, strict=True)):
-            if birth is not None:
-                continue
-            if (bound := rows.get(row)) is None or bound() is None or not bound.movable or bound.pins:
-                return None
-            lent[at] = bound
         return lent
 
     def end(self) -> None:
