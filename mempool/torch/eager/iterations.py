@@ -81,6 +81,8 @@ class Iterations:
         self._first: OffloadPattern | None = None  # the first, whose storages persist
         self._sizes_differ = self._has_warned = False
         self._rows: dict[int, StorageRecord] = {}
+        self._bound: list[StorageRecord] = []  # of this iteration's storages
+        self._bound_schedule: OffloadSchedule | None = None
         self._finished_reloads: list[tuple[int, Any]] = []  # (row of the schedule, reload)
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -220,6 +222,7 @@ class Iterations:
         for record, row in zip(made, line.results, strict=False):
             rows[row] = record
             record.row = row
+            self._bound.append(record)
             if record.rounded_bytes != self._row_bytes[row] and not self._sizes_differ:
                 self._sizes_differ = not self._switch()
                 line = self.actions[at]
@@ -308,6 +311,7 @@ class Iterations:
         if (row := schedule.recorded.row_of_birth.get(record.birth)) is not None:
             self._rows[row] = record
             record.row = row
+            self._bound.append(record)
             if record.rounded_bytes != schedule.row_bytes[row] and not self._sizes_differ:
                 self._sizes_differ = not self._switch()
 
@@ -561,11 +565,24 @@ class Iterations:
         self.ignore_evictions()
         if self._headroom is not None:
             self._headroom.begin(by_plan=self.is_final)
-        self._bind_rows(self.schedule)
+        if goes_on and self.schedule is self._bound_schedule:
+            self._unbind_made()
+        else:
+            self._bind_rows(self.schedule)
         if self.schedule is not None and not goes_on:
             self._catch_up(self.schedule)
         if self.pattern is not None:  # after `_catch_up`, whose reloads do not count
             self._learning.set(on=self.pattern.is_stable)
+
+    def _unbind_made(self) -> None:
+        """Unbind the storages of the last iteration, since the next one follows the same schedule."""
+        for record in self._bound:
+            if self._rows.get(record.row) is record:
+                del self._rows[record.row]
+            record.row = -1
+        self._bound.clear()
+        self._finished_reloads.clear()
+        self._transfers.finished_reloads.clear()
 
     def _bind_rows(self, schedule: OffloadSchedule | None) -> None:
         """Bind the schedule's rows to the persistent storages and to the storages made so far."""
@@ -574,6 +591,8 @@ class Iterations:
             ([], []) if schedule is None else (schedule.actions, schedule.row_bytes)
         )
         self._rows.clear()
+        self._bound.clear()
+        self._bound_schedule = schedule
         self._finished_reloads.clear()
         self._transfers.finished_reloads.clear()
         alive: dict[int, StorageRecord] = {}
@@ -592,6 +611,8 @@ class Iterations:
             if bound is not None:
                 self._rows[row] = bound
                 bound.row = row
+                if bound.birth is not None:
+                    self._bound.append(bound)
 
     def _catch_up(self, schedule: OffloadSchedule) -> None:
         """Begin a schedule at this operation: offload and reload storages to match the schedule's state."""
