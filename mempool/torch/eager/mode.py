@@ -465,9 +465,10 @@ class OffloadMode(TorchDispatchMode):
         if self.bypass is not None and self.bypass.is_open:
             return self.operations.run_bypassed(self.bypass, traits, args, kwargs)
         if traits.makes_views(args):
-            self.operations.view(args)
-            if traits.may_pass:
-                interposer.learn_view(func)
+            if not self.transfers.makes_native_moves:  # else the schedule's recording has the access
+                self.operations.view(args)
+                if traits.may_pass:
+                    interposer.learn_view(func)
             return traits.repeat(*args, **kwargs)
         result = self.operations.run(traits, args, kwargs)
         if self._detector is not None:

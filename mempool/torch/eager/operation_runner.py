@@ -78,8 +78,6 @@ class OperationRunner:
 
     def view(self, args: Any) -> None:
         """Reload the storages of a view's base, since PyTorch compares the view with the storage's size."""
-        if self._transfers.makes_native_moves:  # the schedule's recording has the access
-            return
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 storages: Any = [storage for _, storage in storages_in(arg)]
