@@ -3,12 +3,12 @@
     python tests/benchmarks/guest_cost.py [--rounds 7]
 
 Needs a CUDA build of PyTorch and a C++20 compiler, and no GPU: the programs run on the stand-in. A loop in
-C++ makes and frees tensors' memory, eight live at a time. Each run is a process of its own, in which a figure
-is the median over 2000 iterations of 200 requests after a thousand that are slower in any process; the ways
-take turns. A miss comes behind the last planned request of an iteration, and is larger than the arena, whose
-holes would serve smaller misses. The table has the median over the rounds, and the medians of the ratio and
-of the difference to PyTorch's allocator for the same sizes in the same round. The second table has the processor time of a step, the least of a
-hundred, in milliseconds.
+C++ makes and frees tensors' memory, eight live at a time. Each run is a process of its own, in which a
+figure is the median over 2000 iterations of 200 requests after a thousand that are slower in any
+process; the ways take turns. A miss comes behind the last planned request of an iteration, and is larger
+than the arena, whose holes would serve smaller misses. The table has the median over the rounds, and the
+medians of the ratio and of the difference to PyTorch's allocator for the same sizes in the same round.
+The second table has the processor time of a step, the least of a hundred, in milliseconds.
 """
 
 from __future__ import annotations
@@ -77,11 +77,8 @@ def measure(way: str, source: str) -> dict[str, Any]:
     torch.cuda.init()
     gc.disable()
     if way.startswith(NATIVE):
-        alone = []
-        for _ in range(ITERATIONS):
-            if "larger" in way:
-                cost(planned, REQUESTS)
-            alone.append(cost(measured, REQUESTS))
+        before = planned if "larger" in way else measured
+        alone = [(cost(before, REQUESTS), cost(measured, REQUESTS))[1] for _ in range(ITERATIONS)]
         return {"ns": statistics.median(alone[SLOW:]), "outcomes": {}}
     pool = mempool.torch.install(device="cuda", backend="guest", background=False)
     for _ in range(WARM):
