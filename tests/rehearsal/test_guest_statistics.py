@@ -198,6 +198,31 @@ def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_pa
 
 
 @alone
+def test_reserved_bytes_of_the_report_are_those_of_pytorchs_allocator() -> None:
+    pool = install()
+    assert values(pool)["reserved_peak_bytes"] == pool.metrics()["reserved_bytes"] == 0
+    kept = tensor(50 * MIB)
+    train(pool)
+    report, held = values(pool), torch.cuda.memory_reserved()
+    assert report["hits"] > 0
+    assert (
+        report["reserved_bytes"]
+        == pool.metrics()["reserved_bytes"]
+        == held
+        >= kept.nbytes + report["arena_bytes"]
+    )
+    assert report["reserved_peak_bytes"] == torch.cuda.max_memory_reserved() >= report["live_peak_bytes"]
+    assert (
+        f"reserved at most {report['reserved_peak_bytes'] / report['live_peak_bytes']:.2f} x that"
+        in pool.report().verdict
+    )
+    pool.close()
+    del kept
+    torch.cuda.empty_cache()
+    assert values(pool)["reserved_bytes"] == held
+
+
+@alone
 def test_profiler_sees_planned_tensors() -> None:
     pool = install()
     train(pool)
