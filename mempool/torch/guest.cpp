@@ -97,12 +97,16 @@ std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_
 // Calls of out-of-memory observers that wait until the program's request is known to fail; null: none wait.
 using Calls = std::vector<std::function<void()>>;
 thread_local Calls* waiting_calls = nullptr;
+std::atomic<bool> has_observers{false};
 
 // While alive, calls of this thread's observers wait in `calls`.
 struct CallsWait {
+  const bool waits = has_observers.load(std::memory_order_relaxed);
   Calls* const outer;
-  explicit CallsWait(Calls* calls) : outer(std::exchange(waiting_calls, calls)) {}
-  ~CallsWait() { waiting_calls = outer; }
+  explicit CallsWait(Calls* calls) : outer(waits ? std::exchange(waiting_calls, calls) : nullptr) {}
+  ~CallsWait() {
+    if (waits) waiting_calls = outer;
+  }
 };
 
 // While alive, the host's history notes entries of this thread as the arena's, and no observer is told of a refusal.
@@ -370,6 +374,7 @@ class Guest final : public cca::CUDAAllocator {
   void setUserMetadata(const std::string& text) override { host->setUserMetadata(text); }
   std::string getUserMetadata() override { return host->getUserMetadata(); }
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
+    has_observers.store(true);
     host->attachOutOfMemoryObserver([observer = std::move(observer)](auto... state) {
       if (waiting_calls == nullptr) observer(state...);
       else waiting_calls->push_back([observer, state...] { observer(state...); });

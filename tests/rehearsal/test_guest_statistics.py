@@ -141,6 +141,31 @@ def test_history_has_planned_requests_as_native_records_them(context: str) -> No
 
 
 @alone
+def test_history_of_a_device_keeps_its_entries_while_another_device_allocates() -> None:
+    pool = None
+    sizes: dict[str, list[int]] = {}
+    for name in ("native", "guest"):
+        if name == "guest":
+            pool = install()
+        for _ in range(12 if pool is not None else 1):
+            if pool is not None:
+                pool.step()
+            torch.cuda.memory._record_memory_history(max_entries=20, clear_history=True)
+            kept = [tensor((number + 1) * MIB) for number in range(8)]
+            for _ in range(60):
+                torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
+            entries = torch.cuda.memory._snapshot()["device_traces"][0]
+            sizes[name] = [entry["size"] for entry in entries if not entry["action"].startswith("segment")]
+            torch.cuda.memory._record_memory_history(None)
+            if pool is not None:
+                assert planned(pool, *kept) == [values(pool)["hits"] != 0] * 8
+                pool.plan_now()
+            kept.clear()
+    assert values(pool)["hits"] >= 8
+    assert sizes["guest"] == sizes["native"] == [(number + 1) * MIB for number in range(8)], sizes
+
+
+@alone
 def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_path: str) -> None:
     import torch.cuda._memory_viz as viz
 
