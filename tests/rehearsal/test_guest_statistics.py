@@ -198,7 +198,7 @@ def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_pa
 
 
 @alone
-def test_reserved_bytes_of_the_report_are_those_of_pytorchs_allocator() -> None:
+def test_report_counts_all_reserved_bytes_of_pytorchs_allocator() -> None:
     pool = install()
     assert values(pool)["reserved_peak_bytes"] == pool.metrics()["reserved_bytes"] == 0
     kept = tensor(50 * MIB)
