@@ -287,6 +287,7 @@ class Guest final : public cca::CUDAAllocator {
   // To the host the arena is one large live block; to the program, the planned tensors in the arena are live. Peaks stay the
   // host's: a plan's tensors fill the arena at their peak.
   cca::DeviceStats getDeviceStats(DeviceIndex device) override {
+    hand_back();  // a block that the core has released is an arena no more
     cca::DeviceStats stats = host->getDeviceStats(device);
     Usage usage;
     core->each_live(device, &Usage::add, &usage);
@@ -307,6 +308,7 @@ class Guest final : public cca::CUDAAllocator {
     return stats;
   }
   cca::SnapshotInfo snapshot(MempoolId_t id, bool traces) override {
+    hand_back();
     cca::SnapshotInfo snapshot = host->snapshot(id, traces);
     for (auto& segment : snapshot.segments) {
       const auto device = static_cast<size_t>(segment.device);

@@ -82,6 +82,43 @@ def test_statistics_and_snapshot_show_freed_planned_tensors_that_a_stream_uses_a
 
 
 @alone
+def test_statistics_count_no_arena_that_a_new_plan_has_released() -> None:
+    pool = install()
+    released = False
+    for count in 8 * [3] + 8 * [5]:
+        pool.step()
+        made = [tensor(5 * MIB) for _ in range(count)]
+        del made
+        before = pool.client.pool.stats()["arena_bytes"]
+        pool.plan_now()
+        released = released or pool.client.pool.stats()["arena_bytes"] < before
+        assert torch.cuda.memory_allocated() == torch.cuda.memory_stats()["allocation.all.current"] == 0
+        blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+        assert {block["state"] for block in blocks} <= {"inactive"}
+    assert released
+
+
+@alone
+def test_statistics_count_no_freed_tensor_of_a_closed_pool_whose_stream_has_completed() -> None:
+    pool, side = install(), torch.cuda.Stream()
+    for _ in range(12):
+        pool.step()
+        tensor(2 * MIB)
+        pool.plan_now()
+    pool.step()
+    made = tensor(2 * MIB)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        made.clone()
+    made.record_stream(side)
+    assert planned(pool, made) == [True]
+    del made
+    pool.close()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["active.all.current"] == 0
+
+
+@alone
 def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: str) -> None:
     from mempool.offline import read_input
 

@@ -210,6 +210,7 @@ void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t,
       Pool& pool = client.pool();
       if (!pool.source().device().is(device)) return;
       const Guarded guard(pool.lock);
+      pool.collect();
       if (pool.arena_bytes() == 0) return;
       const Address base = pool.arena_base();
       pool.occupancy().each_live([&](Offset begin, Offset end) { all.push_back({base, begin, end, pool.uses().waits(base + begin)}); });
