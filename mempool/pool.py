@@ -385,7 +385,7 @@ class Pool:
             rank=rank(),
             client_state=self.client.state(),
             client_stats=self.client.stats(),
-            core_stats=self.core.stats(),
+            core_stats=self.memory_counters(),
             divergences=self.client.divergences(),
             decisions=self.client.decisions(),
             planned=self.planned,
@@ -396,6 +396,10 @@ class Pool:
             offloading=self.swapping_values(),
             withdrawal_reason=self.planner.learner.withdrawal_reason,
         )
+
+    def memory_counters(self) -> dict[str, Any]:
+        """Return the counters of the memory, for reports."""
+        return self.core.stats()
 
     def swapping_values(self) -> dict[str, Any] | None:
         """Return the report's part about offloading; None if nothing is offloaded."""

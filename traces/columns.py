@@ -25,7 +25,8 @@ MOST_THREADS = 1 << 20
 def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) -> NDArray[Any]:
     """Return ``values`` as a read-only 1-D array of ``dtype``; a scalar is repeated ``length`` times.
 
-    A writable array is viewed, not copied: the caller must not write to the array afterwards.
+    A writable array is viewed, not copied: the caller must not write to the array afterwards. The
+    repetitions of a scalar share the memory of one value.
 
     Raises:
         TraceError: another shape or length, or values that ``dtype`` cannot hold exactly.
@@ -34,7 +35,7 @@ def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) 
     if given.size == 0 and given.dtype == np.float64:  # np.asarray([]) defaults to float64
         given = given.astype(dtype)
     if given.ndim == 0 and length is not None:
-        given = np.full(length, given)
+        given = np.broadcast_to(_cast(given.reshape(1), np.dtype(dtype), name), length)
     if given.ndim != 1:
         raise TraceError(f"column {name} has {given.ndim} dimensions, not one")
     if length is not None and len(given) != length:
@@ -46,7 +47,7 @@ def column(values: Any, dtype: DTypeLike, name: str, length: int | None = None) 
 
 def _cast(given: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     if given.dtype == dtype:
-        return np.ascontiguousarray(given)
+        return given if given.strides == (0,) else np.ascontiguousarray(given)
     if given.dtype.kind not in "biu" or (dtype.kind == "b" and given.dtype.kind != "b"):
         raise TraceError(f"column {name} holds {given.dtype}, not {dtype}")
     result = given.astype(dtype)

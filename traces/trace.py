@@ -146,13 +146,8 @@ class Trace:
         if unknown := columns.keys() - COLUMNS.keys():
             raise TypeError(f"a trace has no column {', '.join(sorted(unknown))}")
         length = len(np.atleast_1d(np.asarray(kind)))
-        given: dict[str, ArrayLike] = {"kind": kind, "buffer": buffer, "size": size, **columns}
-        table = {
-            name: column(given[name], dtype, name, length)
-            if name in given
-            else np.full(length, UNKNOWN[name], dtype)
-            for name, dtype in COLUMNS.items()
-        }
+        given: dict[str, ArrayLike] = {**UNKNOWN, "kind": kind, "buffer": buffer, "size": size, **columns}
+        table = {name: column(given[name], dtype, name, length) for name, dtype in COLUMNS.items()}
         return cls(**table, names=tuple(names), metadata=metadata or {})
 
     def __len__(self) -> int:

@@ -7,7 +7,6 @@ replaces plans.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -211,24 +210,35 @@ class Learner:
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the present number of allocations of each sequence."""
         from mempool.planning import variants
-        from mempool.recording.events import find_recurring
+        from mempool.recording.events import EventConverter
+        from traces.iterations.pattern import find_patterns
 
         found = self._client.find_recurrence()
         if found is None:
             return [], []
         begin, allocations = found
-        wanted = {} if begin <= OPTIONS.max_warm_up else {"allocations": allocations - begin}
+        relevant = allocations if begin <= OPTIONS.max_warm_up else allocations - begin
+        recent = min(relevant, self._most_examined())
+        wanted = {"allocations": recent} if recent < allocations else {}
         packed, streams, counts, whole = self._client.recording(**wanted)
-        patterns = find_recurring(
-            packed,
-            streams,
-            alignment=self._device.alignment,
+        if self._interrupt():
+            return [], counts
+        trace = EventConverter(self._device.alignment).convert_brief(packed, streams)
+        del packed  # as large as the trace
+        patterns = find_patterns(
+            trace,
             small_bytes=self._small_bytes,
             whole_recording=whole,
             enveloped=variants.envelope_lengths(self.registry),
-            interrupt=self._interrupt,
         )
         return variants.widen_envelopes(patterns, self.registry), counts
+
+    def _most_examined(self) -> int:
+        """Return the largest number of allocations to examine, the latest: all until plans are known."""
+        longest = max((len(known.buffers) for known in self.registry), default=NEVER)
+        gauges = self._client.pool.stats()["reserved"], self._client.stats()["live"]
+        permitted = int(max(gauge["peak"] for gauge in gauges) * OPTIONS.look_share) // OPTIONS.look_bytes
+        return max(OPTIONS.examined_allocations, OPTIONS.examined_iterations * longest, permitted)
 
     def _longer_lived(self, pattern: Pattern, state: dict[str, Any]) -> Pattern | None:
         """Return the known pattern extended by longer lifetimes of `pattern`.
@@ -386,7 +396,8 @@ class Learner:
         if few or self._timed_plans == self.registry.made:
             return ""
         self._timed_plans = self.registry.made
-        if min(after) <= OPTIONS.max_slowdown * statistics.median(before):
+        # not of the module `statistics`, whose import takes a megabyte of the program's memory
+        middle_before, middle_after = (sorted(times)[len(times) // 2] for times in (before, after))
+        if min(after) <= OPTIONS.max_slowdown * middle_before:
             return ""
-        slower = f"{1e3 * statistics.median(after):.4g} ms, {1e3 * statistics.median(before):.4g} ms without"
-        return f"an iteration takes {slower}"
+        return f"an iteration takes {1e3 * middle_after:.4g} ms, {1e3 * middle_before:.4g} ms without"

@@ -10,11 +10,7 @@ from mempool._core import EVENT_FIELDS, TraceNames
 from traces.trace import AUTOMATIC_MARK, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from numpy.typing import NDArray
-
-    from traces.iterations.pattern import Pattern
 
     Packed = bytes | NDArray[np.uint8]
 
@@ -50,34 +46,5 @@ class EventConverter:
 
     def _trace(self, columns: dict[str, NDArray[Any]]) -> Trace:
         if not self._addresses:
-            del columns["address"]
+            columns.pop("address", None)
         return Trace.of(**columns, names=(*MARKS, AUTOMATIC_MARK), metadata=self._metadata)
-
-
-def find_recurring(
-    packed: Packed,
-    streams: list[int],
-    *,
-    alignment: int,
-    small_bytes: int,
-    whole_recording: bool,
-    enveloped: Collection[int] = (),
-    interrupt: Callable[[], bool] | None = None,
-) -> list[Pattern]:
-    """Find the recurring patterns in a recording without times.
-
-    Args:
-        packed: records as in `EventConverter.convert_brief`.
-        streams: stream of each sequence.
-        alignment: alignment of the device, in bytes.
-        small_bytes: see `traces.iterations.pattern.find_patterns`.
-        whole_recording: see `traces.iterations.pattern.find_patterns`.
-        enveloped: see `traces.iterations.pattern.find_patterns`.
-        interrupt: polled once before the search; true returns an empty list.
-    """
-    from traces.iterations.pattern import find_patterns
-
-    if interrupt is not None and interrupt():
-        return []
-    trace = EventConverter(alignment).convert_brief(packed, streams)
-    return find_patterns(trace, small_bytes=small_bytes, whole_recording=whole_recording, enveloped=enveloped)

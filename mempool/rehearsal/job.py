@@ -36,13 +36,12 @@ class Job:
         compiled: compile with this project's backend, within `offload_limit`.
         card: card of the modelled times for offloading; None for an H100.
         ranks: number of simulated training processes, of which the program is the first.
-        allow_writes: leave checkpoints where the program writes them.
+        allow_writes: let the program change files (`mempool.rehearsal.kept_files`).
         select: "none" or "all", the elements that unknown masks select.
         check_streams: detect memory that two unordered streams use.
         history: record every allocation with its stack.
         plan: path of a plan for a pool of this project, or None.
-        remember: keep the pool's plan for the next run (`mempool.planning.remembered_plans`), and redirect
-            new files that could affect that run (`mempool.rehearsal.kept_files`).
+        remember: keep the pool's plan for the next run (`mempool.planning.remembered_plans`).
         folder: folder for the result, and for redirected files.
         child: true for a child process of the program, which ends by itself or after its steps, and has a
             result if it used a device.
@@ -107,8 +106,6 @@ class Outcome:
         shape_reads: number of results whose shape depended on such values, by source line.
         stream_faults: pairs of kernels that used the same memory on two unordered streams.
         redirected: files that were redirected to the rehearsal's folder.
-        left_folders: new folders of a rehearsal before a run that could not be removed, as they are not
-            empty.
         notes: further sentences for the user.
         seconds: host seconds of the run.
         host_bytes: largest resident host memory of the process.
@@ -140,7 +137,6 @@ class Outcome:
     shape_reads: dict[str, int] = field(default_factory=dict)
     stream_faults: list[str] = field(default_factory=list)
     redirected: list[str] = field(default_factory=list)
-    left_folders: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     host_bytes: int = 0

@@ -1,9 +1,9 @@
 """Files that a rehearsal leaves as they are, by a library in front of the C library.
 
 In all of a program's processes, ``libmempool_files.so`` redirects into a folder what would write, remove or
-rename files from before the rehearsal, and the content of new checkpoints. Before a run it does so with all
-new files below the current folder. A journal in the folder lists the changes. New files exist in their place,
-but empty, and are removed at the end of the rehearsal.
+rename files from before the rehearsal, and the content of new files below the current folder and of new
+checkpoints anywhere. A journal in the folder lists the changes. New files exist in their place, but empty,
+and are removed at the end of the rehearsal.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class KeptFiles(NamedTuple):
     left: list[str]  #: new folders that stay, as others wrote files there
 
 
-def environment(folder: Path, began_ns: int, *, before_run: bool = False) -> dict[str, str]:
-    """Return the environment of a process that changes no older file.
+def environment(folder: Path, began_ns: int) -> dict[str, str]:
+    """Return the environment of a process that changes no older file and leaves no new one.
 
     Args:
         folder: a temporary folder, for the library under a path without spaces, and for redirected files.
-        began_ns: time since the epoch from which files may be changed.
-        before_run: also redirect all new files below the current folder.
+        began_ns: time since the epoch from which files are new.
     """
     library = folder / LIBRARY.name
     library.symlink_to(LIBRARY)
@@ -50,7 +49,7 @@ def environment(folder: Path, began_ns: int, *, before_run: bool = False) -> dic
         cache = "-"
     return {
         "LD_PRELOAD": ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD")))),
-        "MEMPOOL_FILES": f"{folder / _FOLDER}\n{began_ns}\n{cache}\n{current if before_run else '-'}",
+        "MEMPOOL_FILES": f"{folder / _FOLDER}\n{began_ns}\n{cache}\n{current}",
     }
 
 

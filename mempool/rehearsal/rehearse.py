@@ -139,13 +139,15 @@ class StandInRunner:
                 os.killpg(process.pid, signal.SIGTERM)  # child processes that would outlive the program
             kept = kept_files.finish(Path(job.folder))
         outcome = _outcome(job, code)
-        outcome.left_folders = kept.left
         outcome.processes = [Outcome.read(path) for path in sorted(Path(job.folder).glob("process-*.json"))]
         written = (file for each in outcome.processes for file in each.redirected)
         outcome.redirected = list(dict.fromkeys((*outcome.redirected, *written, *kept.written)))
         if kept.not_removed:
             more = f" and {len(kept.not_removed) - 3} more" * (len(kept.not_removed) > 3)
             outcome.notes.append(f"not removed: {', '.join(kept.not_removed[:3])}{more}")
+        if kept.left:
+            folders = ", ".join(map(os.path.relpath, kept.left))
+            outcome.notes.append(f"new folders stay, as libraries or others wrote files there: {folders}")
         return outcome
 
     def _argument_table(self, machine: Machine) -> Path:
@@ -177,7 +179,7 @@ class StandInRunner:
             for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
                 environment[name] = ",".join(filter(None, (environment.get(name), setting)))
         if not job.allow_writes:
-            environment |= kept_files.environment(Path(job.folder), self._began_ns, before_run=job.remember)
+            environment |= kept_files.environment(Path(job.folder), self._began_ns)
         if job.ranks > 1:
             sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
             environment |= ranks.ENVIRONMENT | dict.fromkeys(sizes, str(job.ranks))

@@ -36,7 +36,7 @@ _COMMON = ("steps", "periods", "planned_from")
 
 def make_metrics(pool: Pool) -> Metrics:
     """Return the metrics of a pool."""
-    client, core, state = pool.client.stats(), pool.core.stats(), pool.client.state()
+    client, core, state = pool.client.stats(), pool.memory_counters(), pool.client.state()
     planned, offloading = pool.planned, pool.swapping_values() or {}
     steps = pool.step_counter.steps
     hits, misses = client["steady"]["hit"], missed(client["steady"])

@@ -57,7 +57,7 @@ struct Core {  // mempool_guest_functions of torch_guest.hpp
   void (*end_pool)(int device);
   void (*empty_cache)();
   int (*usage)(int device, size_t* bytes);
-  void (*each_live)(int device, void (*visit)(void* context, void* arena, size_t begin, size_t end), void* context);
+  void (*each_live)(int device, void (*visit)(void* context, void* arena, size_t begin, size_t end, int freed), void* context);
   int (*find)(void* address, size_t* bytes, int* device, intptr_t* stream);
 };
 const Core* core = nullptr;
@@ -97,12 +97,16 @@ std::shared_ptr<c10::GatheredContext> gather_for_host() { return history.gather_
 // Calls of out-of-memory observers that wait until the program's request is known to fail; null: none wait.
 using Calls = std::vector<std::function<void()>>;
 thread_local Calls* waiting_calls = nullptr;
+std::atomic<bool> has_observers{false};
 
 // While alive, calls of this thread's observers wait in `calls`.
 struct CallsWait {
+  const bool waits = has_observers.load(std::memory_order_relaxed);
   Calls* const outer;
-  explicit CallsWait(Calls* calls) : outer(std::exchange(waiting_calls, calls)) {}
-  ~CallsWait() { waiting_calls = outer; }
+  explicit CallsWait(Calls* calls) : outer(waits ? std::exchange(waiting_calls, calls) : nullptr) {}
+  ~CallsWait() {
+    if (waits) waiting_calls = outer;
+  }
 };
 
 // While alive, the host's history notes entries of this thread as the arena's, and no observer is told of a refusal.
@@ -283,6 +287,7 @@ class Guest final : public cca::CUDAAllocator {
   // To the host the arena is one large live block; to the program, the planned tensors in the arena are live. Peaks stay the
   // host's: a plan's tensors fill the arena at their peak.
   cca::DeviceStats getDeviceStats(DeviceIndex device) override {
+    hand_back();  // a block that the core has released is an arena no more
     cca::DeviceStats stats = host->getDeviceStats(device);
     Usage usage;
     core->each_live(device, &Usage::add, &usage);
@@ -293,9 +298,9 @@ class Guest final : public cca::CUDAAllocator {
     for (const size_t kind : {kAll, kSmall, kLarge}) {
       const bool has_arena = kind != (arena <= kSmallPool ? kLarge : kSmall);
       const Usage::Sum& planned = usage.sums[kind];
-      stats.allocation[kind].current += planned.tensors - (has_arena ? arenas : 0);
+      stats.allocation[kind].current += planned.tensors - planned.freed_tensors - (has_arena ? arenas : 0);
       stats.active[kind].current += planned.tensors - (has_arena ? arenas : 0);
-      stats.allocated_bytes[kind].current += planned.bytes - (has_arena ? block : 0);
+      stats.allocated_bytes[kind].current += planned.bytes - planned.freed_bytes - (has_arena ? block : 0);
       stats.active_bytes[kind].current += planned.bytes - (has_arena ? block : 0);
       stats.requested_bytes[kind].current += planned.requested - (has_arena ? static_cast<int64_t>(arena) : 0);
       stats.inactive_split_bytes[kind].current += has_arena ? block - usage.sums[kAll].bytes : 0;
@@ -303,6 +308,7 @@ class Guest final : public cca::CUDAAllocator {
     return stats;
   }
   cca::SnapshotInfo snapshot(MempoolId_t id, bool traces) override {
+    hand_back();
     cca::SnapshotInfo snapshot = host->snapshot(id, traces);
     for (auto& segment : snapshot.segments) {
       const auto device = static_cast<size_t>(segment.device);
@@ -370,6 +376,7 @@ class Guest final : public cca::CUDAAllocator {
   void setUserMetadata(const std::string& text) override { host->setUserMetadata(text); }
   std::string getUserMetadata() override { return host->getUserMetadata(); }
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
+    has_observers.store(true);
     host->attachOutOfMemoryObserver([observer = std::move(observer)](auto... state) {
       if (waiting_calls == nullptr) observer(state...);
       else waiting_calls->push_back([observer, state...] { observer(state...); });
@@ -422,13 +429,17 @@ class Guest final : public cca::CUDAAllocator {
   struct Usage {  // of the arenas, by the pool that the host has for tensors of that size
     struct Sum {
       int64_t tensors = 0, bytes = 0, requested = 0;
+      int64_t freed_tensors = 0, freed_bytes = 0;  // that other streams still use
     } sums[3];
-    static void add(void* usage, void*, size_t begin, size_t end) {
+    static void add(void* usage, void*, size_t begin, size_t end, int freed) {
+      const auto bytes = static_cast<int64_t>((end - begin + kUnit - 1) / kUnit * kUnit);
       for (const size_t kind : {kAll, end - begin <= kSmallPool ? kSmall : kLarge}) {
         Sum& sum = static_cast<Usage*>(usage)->sums[kind];
         ++sum.tensors;
         sum.requested += static_cast<int64_t>(end - begin);
-        sum.bytes += static_cast<int64_t>((end - begin + kUnit - 1) / kUnit * kUnit);
+        sum.bytes += bytes;
+        sum.freed_tensors += freed;
+        sum.freed_bytes += freed * bytes;
       }
     }
   };
@@ -437,34 +448,36 @@ class Guest final : public cca::CUDAAllocator {
     struct Pieces {
       std::vector<cca::BlockInfo> blocks;
       cca::BlockInfo whole;
-      size_t arena, until, live;
+      size_t arena, until, active, allocated;
       void gap(size_t begin) {
-        if (begin > until) blocks.push_back(piece(begin - until, 0));
+        if (begin > until) blocks.push_back(piece(begin - until, 0, false));
       }
-      cca::BlockInfo piece(size_t bytes, size_t requested) const {
+      cca::BlockInfo piece(size_t bytes, size_t requested, bool allocated) const {
         cca::BlockInfo block = whole;
         block.size = bytes;
         block.requested_size = requested;
-        block.allocated = block.active = requested != 0;
+        block.allocated = allocated;
+        block.active = requested != 0;
         return block;
       }
-      static void add(void* context, void* base, size_t begin, size_t end) {
+      static void add(void* context, void* base, size_t begin, size_t end, int freed) {
         auto& mine = *static_cast<Pieces*>(context);
         if (reinterpret_cast<size_t>(base) != mine.arena) return;
         mine.gap(begin);
         const size_t bytes = (end - begin + kUnit - 1) / kUnit * kUnit;
-        mine.blocks.push_back(mine.piece(bytes, end - begin));
+        mine.blocks.push_back(mine.piece(bytes, end - begin, freed == 0));
         mine.blocks.back().context_when_allocated = history.context_of(static_cast<char*>(base) + begin);
         mine.until = begin + bytes;
-        mine.live += bytes;
+        mine.active += bytes;
+        mine.allocated += freed == 0 ? bytes : 0;
       }
-    } pieces{{}, segment.blocks[index], arena, 0, 0};
+    } pieces{{}, segment.blocks[index], arena, 0, 0, 0};
     pieces.whole.context_when_allocated = nullptr;
     const size_t bytes = segment.blocks[index].size;
     core->each_live(segment.device, &Pieces::add, &pieces);
     pieces.gap(bytes);
-    segment.allocated_size -= bytes - pieces.live;
-    segment.active_size -= bytes - pieces.live;
+    segment.allocated_size -= bytes - pieces.allocated;
+    segment.active_size -= bytes - pieces.active;
     const auto place = segment.blocks.begin() + static_cast<std::ptrdiff_t>(index);
     segment.blocks.insert(segment.blocks.erase(place), pieces.blocks.begin(), pieces.blocks.end());
   }

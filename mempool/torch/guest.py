@@ -108,6 +108,16 @@ class GuestPool(CudaTensorPool):
         _use_expandable_segments()
         _core.torch_guest_hook().serve(self.client)
 
+    def memory_counters(self) -> dict[str, Any]:
+        """Return the counters of the memory, whose reserved bytes are all bytes of PyTorch's allocator."""
+        import torch
+
+        held = torch.cuda.memory_stats_as_nested_dict(self.index).get("reserved_bytes", {}).get("all", {})
+        keys = {"current": "current", "peak": "peak", "total": "allocated"}
+        return super().memory_counters() | {
+            "reserved": {key: held.get(name, 0) for key, name in keys.items()}
+        }
+
     def stop_serving(self) -> None:
         """Let PyTorch's allocator serve all requests; planned tensors stay valid."""
         if self.settings.mode != "off":

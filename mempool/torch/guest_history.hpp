@@ -3,11 +3,13 @@
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/ApproximateClock.h>
 
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,7 +47,7 @@ class History {
     skips_ = {skips("alloc"), skips("free_requested"), skips("free_completed")};
     skips_.resize(kAnnotate);
     skips_.push_back(skips("annotate"));
-    if (!enabled || clear) log_.clear();
+    if (!enabled || clear) logs_.clear();
     records_.store(enabled);
     knows_any_.store(enabled || !contexts_.empty());
   }
@@ -53,8 +55,10 @@ class History {
   // microseconds only, and several requests happen in one.
   Context gather_for_host() {
     Context context = recorder_.load()();
+    c10::DeviceIndex device = 0;
+    C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&device));
     const std::lock_guard<std::mutex> guard(lock_);
-    if (context != nullptr) add(Entry(Entry::SNAPSHOT, kMark, 0, 0, nullptr, {}, 0, context));
+    if (context != nullptr) add(device, Entry(Entry::SNAPSHOT, kMark, 0, 0, nullptr, {}, 0, context));
     return context;
   }
   void allocated(const Tensor& tensor) noexcept try {
@@ -100,18 +104,25 @@ class History {
     const std::lock_guard<std::mutex> guard(lock_);
     std::unordered_set<const void*> of_host;
     for (const Entry& entry : host) of_host.insert(entry.context_.get());
+    std::vector<const Numbered*> log;  // of the device, with the marks of its entries
+    for (const auto& [any, numbered] : logs_) {
+      for (const Numbered& one : numbered) {
+        const bool marks = is_mark(one.entry) && of_host.count(one.entry.context_.get()) != 0;
+        if (marks || one.entry.device_ == device) log.push_back(&one);
+      }
+    }
+    std::sort(log.begin(), log.end(), [](const Numbered* one, const Numbered* other) { return one->number < other->number; });
     std::unordered_map<const void*, size_t> places;
-    for (size_t i = 0; i < log_.size(); ++i) {
-      if (is_mark(log_[i]) && of_host.count(log_[i].context_.get()) != 0) places.emplace(log_[i].context_.get(), i);
+    for (size_t i = 0; i < log.size(); ++i) {
+      if (is_mark(log[i]->entry)) places.emplace(log[i]->entry.context_.get(), i);
     }
     const auto nanoseconds = clock_.makeConverter();
-    const auto time = [&](size_t i) { return nanoseconds(log_[i].time_.approx_t_) / 1000; };
+    const auto time = [&](size_t i) { return nanoseconds(log[i]->entry.time_.approx_t_) / 1000; };
     std::vector<Entry> all;
     size_t next = 0;
     const auto add_next = [&](int64_t before) {
-      Entry& own = log_[next];
-      if (own.device_ == device) {
-        all.push_back(own);
+      if (!is_mark(log[next]->entry)) {
+        all.push_back(log[next]->entry);
         const int64_t after = all.size() == 1 ? 0 : all[all.size() - 2].time_.t_;
         all.back().time_.t_ = std::max(after, std::min(before, time(next)));
       }
@@ -121,17 +132,16 @@ class History {
       const auto place = places.find(entry.context_.get());
       const auto is_earlier = [&] {
         if (place != places.end() && next <= place->second) return true;
-        if (is_mark(log_[next])) return places.count(log_[next].context_.get()) == 0;
-        return time(next) < entry.time_.t_;
+        return !is_mark(log[next]->entry) && time(next) < entry.time_.t_;
       };
-      while (next < log_.size() && is_earlier()) add_next(entry.time_.t_);
+      while (next < log.size() && is_earlier()) add_next(entry.time_.t_);
       std::string& text = entry.user_metadata_;
       const bool of_arena = text.size() >= kArena.size() && text.compare(text.size() - kArena.size(), kArena.size(), kArena) == 0;
       if (of_arena) text.resize(text.size() - kArena.size());
       const bool of_segment = entry.action_ >= Entry::SEGMENT_ALLOC && entry.action_ <= Entry::SEGMENT_UNMAP;
       if (!of_arena || !records() || of_segment) all.push_back(std::move(entry));
     }
-    while (next < log_.size()) add_next(INT64_MAX);
+    while (next < log.size()) add_next(INT64_MAX);
     if (all.size() > most_) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(most_));
     host = std::move(all);
   }
@@ -150,14 +160,15 @@ class History {
   Context gather(Level least) { return level_.load() < least ? nullptr : recorder_.load()(); }
   void record(Entry::Action action, const Tensor& tensor, const Context& context) {
     if (!records() || skips_[action]) return;
-    add(Entry(action, static_cast<c10::DeviceIndex>(tensor.device), reinterpret_cast<size_t>(tensor.address), tensor.bytes,
-              tensor.stream, {0, 0}, c10::getApproximateTime(), level_.load() >= Level::ALLOC ? context : nullptr,
-              compile_contexts().empty() ? "N/A" : compile_contexts().back(), tensor.metadata));
+    const auto device = static_cast<c10::DeviceIndex>(tensor.device);
+    add(device, Entry(action, device, reinterpret_cast<size_t>(tensor.address), tensor.bytes, tensor.stream, {0, 0},
+                      c10::getApproximateTime(), level_.load() >= Level::ALLOC ? context : nullptr,
+                      compile_contexts().empty() ? "N/A" : compile_contexts().back(), tensor.metadata));
   }
-  // Each entry that the host keeps may have a mark here.
-  void add(Entry entry) {
-    log_.push_back(std::move(entry));
-    if (log_.size() / 2 > most_) log_.pop_front();
+  void add(c10::DeviceIndex device, Entry entry) {
+    std::deque<Numbered>& log = logs_[{device, is_mark(entry)}];
+    log.push_back({next_number_++, std::move(entry)});
+    if (log.size() > most_) log.pop_front();
   }
 
   std::atomic<bool> records_{false}, knows_any_{false};
@@ -166,7 +177,13 @@ class History {
   std::mutex lock_;
   size_t most_ = SIZE_MAX;
   std::vector<bool> skips_;  // by action
-  std::deque<Entry> log_;
+  struct Numbered {
+    uint64_t number;  // in the order of all logs
+    Entry entry;
+  };
+  // Entries of a device; or marks made while the device was the current one, which frees of other devices' tensors make, too.
+  std::map<std::pair<c10::DeviceIndex, bool>, std::deque<Numbered>> logs_;
+  uint64_t next_number_ = 0;
   std::unordered_map<void*, Context> contexts_;  // of live planned tensors
   c10::ApproximateClockToUnixTimeConverter clock_;
 };

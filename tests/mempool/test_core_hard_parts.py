@@ -240,6 +240,17 @@ def test_pages_given_back_between_live_buffers_do_not_become_mappings() -> None:
         assert client.free(buffer)
 
 
+def test_hole_is_found_again_after_a_release_and_below_a_higher_limit() -> None:
+    guard = _core.Occupancy()
+    guard.take(0, 512)
+    guard.take(512, 1024)
+    assert [guard.find_hole(size, 64, 1024) for size in (256, 512, 128)] == [1024] * 3
+    assert guard.find_hole(256, 64, 2048) == 1024
+    assert guard.find_hole(256, 64, 1024) == 1024
+    guard.release(512)
+    assert guard.find_hole(256, 64, 1024) == 512
+
+
 def test_hole_search_is_bounded_and_resumes_where_the_last_search_stopped() -> None:
     """A search looks at a bounded number of ranges, and wraps around at the end."""
     guard = _core.Occupancy()

@@ -185,16 +185,7 @@ def missed(pool: Pool, iteration: Callable[[int], None], first: int, count: int)
     return {name: count for name, count in found.items() if count and name != "hit"}
 
 
-def test_iterations_of_any_length_hit(pool: Pool) -> None:
-    iteration = batches(programs.Watched(pool), any_length)
-    run(pool, iteration, LEARNED, marks=True)
-    seen = max(any_length(number) for number in range(LEARNED))
-    later = [number for number in range(LEARNED, 2 * LEARNED) if any_length(number) <= seen]
-    assert len({any_length(number) for number in later}) > 60
-    assert missed(pool, lambda number: iteration(later[number]), 0, len(later)) == {}
-
-
-def test_longest_length_seen_is_planned_for(pool: Pool) -> None:
+def test_iterations_up_to_the_longest_length_seen_hit(pool: Pool) -> None:
     longest = {60: 2000, 90: 2000, 351: 2000}  # iterations with the longest batch
     iteration = batches(programs.Watched(pool), lambda number: longest.get(number, any_length(number)))
     run(pool, iteration, 60, marks=True)

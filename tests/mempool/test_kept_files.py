@@ -1,4 +1,4 @@
-"""Older files stay unchanged, new checkpoints are gone afterwards, and all processes see the changes."""
+"""Older files stay unchanged, new files are gone afterwards, and all processes see the changes."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def state() -> dict[str, object]:
     return {**times, **{f"content of {path}": Path(path).read_bytes() for path in small}}
 
 
-def kept(folder: Path, *command: str, code: int = 0, before_run: bool = False) -> kept_files.KeptFiles:
+def kept(folder: Path, *command: str, code: int = 0) -> kept_files.KeptFiles:
     """Run a command that must not change older files; return its changes."""
     before = state()
     # The clock of files is coarser than that of the rehearsal's beginning.
     began = max(path.lstat().st_ctime_ns for path in Path().rglob("*")) + 1
-    environment = os.environ | kept_files.environment(folder, began, before_run=before_run)
+    environment = os.environ | kept_files.environment(folder, began)
     assert subprocess.run(command, env=environment, check=False).returncode == code
     changes, after = kept_files.finish(folder), state()
     assert {path: after[path] for path in before} == before
     return changes
 
 
-def python(folder: Path, *lines: str, before_run: bool = False) -> kept_files.KeptFiles:
+def python(folder: Path, *lines: str) -> kept_files.KeptFiles:
     imports = "import ctypes, glob, os, shutil, sqlite3, subprocess, sys\nfrom pathlib import Path"
-    return kept(folder, sys.executable, "-c", "\n".join((imports, *lines)), before_run=before_run)
+    return kept(folder, sys.executable, "-c", "\n".join((imports, *lines)))
 
 
 def new_files() -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_removed_file_is_hidden_and_stays(folder: Path, line: str) -> None:
 def test_times_modes_and_links_of_older_files_stay(folder: Path) -> None:
     lines = ["os.utime('old/a')", "os.chmod('old/a', 0o700)", "os.fchmod(os.open('old/b', 0), 0)"]
     lines += ["os.link('old/c', 'new')", "open('new', 'w').write('n')", "shutil.copystat('old/d', 'old/e')"]
-    assert python(folder, *lines) == ([], [], [])
+    assert python(folder, *lines) == (["new"], [], [])
 
 
 def test_older_link_stays_if_another_takes_its_name(folder: Path) -> None:
@@ -114,14 +114,14 @@ def test_older_link_stays_if_another_takes_its_name(folder: Path) -> None:
     assert python(folder, made, again) == ([], ["old/link"], [])
 
 
-def test_database_and_new_files_are_written(folder: Path) -> None:
+def test_older_database_stays_and_files_outside_the_current_folder_are_written(folder: Path) -> None:
     make = "import sqlite3; c = sqlite3.connect('old/data'); c.execute('create table t (x)'); c.commit()"
     subprocess.run([sys.executable, "-c", make], check=True)
     insert = "c = sqlite3.connect('old/data'); c.execute('insert into t values (1)'); c.commit()"
     asked = "assert sqlite3.connect('old/data').execute('select * from t').fetchall() == [(1,)]"
-    lines = ["Path('old/new').write_text('1')", "Path('old/new').write_text('2')"]
-    assert python(folder, insert, asked, *lines, "os.rename('old/new', 'new')") == (["old/data"], [], [])
-    assert Path("new").read_text() == "2"
+    lines = ["Path('../new').write_text('1')", "Path('../new').write_text('2')"]
+    assert python(folder, insert, asked, *lines, "os.rename('../new', '../out')") == (["old/data"], [], [])
+    assert Path("../out").read_text() == "2"
 
 
 def test_large_file_is_read_only(folder: Path) -> None:
@@ -182,11 +182,12 @@ def test_processes_find_a_checkpoint_that_others_replace(folder: Path) -> None:
 
 
 def test_large_file_that_becomes_a_checkpoint_is_empty(folder: Path) -> None:
-    large = "open('large', 'wb').truncate((1 << 30) + 1); os.rename('large', 'a.pt')"
-    python(folder, large, "assert os.path.getsize('a.pt') == 0")
+    large = "open('../large', 'wb').truncate((1 << 30) + 1); os.rename('../large', '../a.pt')"
+    python(folder, large, "assert os.path.getsize('../a.pt') == 0")
+    assert not Path("../a.pt").exists()
 
 
-def test_new_files_before_a_run_are_found_by_all_processes_and_gone_afterwards(folder: Path) -> None:
+def test_new_files_are_found_by_all_processes_and_gone_afterwards(folder: Path) -> None:
     program = """
 os.makedirs("out/parts/")
 os.symlink("out", "link")
@@ -206,7 +207,7 @@ os.rename("out", "last")
 os.makedirs(".new/x")
 Path(".new/x/y").touch()
 """
-    changes = python(folder, program, before_run=True)
+    changes = python(folder, program)
     assert set(changes.written) == {"moved", "run.sh", "last/log", "last/data", ".new/x/y"}
     assert changes[1:] == (["old/a"], [])
     assert not new_files()
@@ -222,7 +223,7 @@ Path(".cache/kept").write_text("kept")
 Path("library.so").write_text("{}")
 subprocess.run(["touch", "theirs/sub/theirs.txt"], env={"MEMPOOL_FILES": ""})
 """
-    changes = python(folder, program, before_run=True)
+    changes = python(folder, program)
     assert changes.left == [str(Path("theirs").absolute())]
     stay = {".cache/kept": "kept", "library.so": "{}", "theirs/sub/theirs.txt": ""}
     assert new_files() == stay | dict.fromkeys((".cache", "theirs", "theirs/sub"), "")
@@ -234,7 +235,7 @@ def test_outcome_of_a_program_in_a_folder_above_the_rehearsal_is_written(
     monkeypatch.setenv("MEMPOOL_CACHE", str(Path.cwd()))
     inside = Path("inside").absolute()
     inside.mkdir()
-    python(inside, "Path('inside/outcome').write_text('1'); Path('new').touch()", before_run=True)
+    python(inside, "Path('inside/outcome').write_text('1'); Path('new').touch()")
     assert Path("inside/outcome").read_text() == "1"
     assert not Path("new").exists()
 

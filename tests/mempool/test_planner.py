@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import programs
 import pytest
@@ -14,6 +15,8 @@ from pools import run, simulated
 
 from mempool import Pool
 from mempool.planning.options import OPTIONS
+from mempool.recording.events import EventConverter
+from traces import EventType, Trace
 
 
 def test_nested_period_gives_way_to_the_longer_period(pool: Pool) -> None:
@@ -109,6 +112,29 @@ def test_buffer_whose_lifetime_grows_is_planned_again(pool: Pool) -> None:
     run(pool, iteration, 20, marks=True, first=40)
     assert pool.report().to_dict()["misses"] == before
     assert pool.plans >= 2
+
+
+def test_looks_beside_known_plans_examine_recent_allocations_only(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("examined_allocations", 64), ("examined_iterations", 4), ("look_bytes", 1 << 30)):
+        monkeypatch.setitem(vars(OPTIONS), name, value)
+    memory, examined = programs.Watched(pool), []
+    converted = EventConverter.convert_brief
+
+    def convert_brief(self: EventConverter, packed: Any, streams: list[int]) -> Trace:
+        trace = converted(self, packed, streams)
+        examined.append((int((trace.kind == EventType.ALLOC).sum()), len(pool.planner.learner.registry)))
+        return trace
+
+    monkeypatch.setattr(EventConverter, "convert_brief", convert_brief)
+    for number in range(60):
+        programs.layers(memory, count=10 + number // 3, scale=4096 + 512 * (number // 3))
+        pool.step()
+        pool.plan_now()
+    longest = max(len(known.buffers) for known in pool.planner.learner.registry)
+    assert {count for count, plans in examined if plans} <= set(range(64, 4 * longest + 1))
+    assert max(count for count, plans in examined if plans) > 64
 
 
 def test_recording_ends_when_all_is_learned_even_if_planning_has_cost_too_much(

@@ -40,6 +40,85 @@ def test_statistics_and_snapshot_show_planned_tensors() -> None:
 
 
 @alone
+def test_statistics_and_snapshot_show_freed_planned_tensors_that_a_stream_uses_as_native_does() -> None:
+    side = torch.cuda.Stream()
+
+    def shown() -> list[Any]:
+        statistics = torch.cuda.memory_stats()
+        names = ("allocation", "allocated_bytes", "active", "active_bytes", "requested_bytes")
+        counts = [statistics[f"{name}.{kind}.current"] for name in names for kind in ("all", "large_pool")]
+        snapshot = torch.cuda.memory_snapshot()
+        sizes = [sum(one[key] for one in snapshot) for key in ("allocated_size", "active_size")]
+        blocks = (block for segment in snapshot for block in segment["blocks"])
+        states = sorted((block["requested_size"], block["state"]) for block in blocks)
+        return [counts, sizes, [one for one in states if one[1] != "inactive"]]
+
+    def program() -> list[Any]:
+        made = tensor(2 * MIB)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copied = made.clone()
+        made.record_stream(side)
+        before = shown()
+        del made
+        during = shown()
+        torch.cuda.synchronize()
+        tensor(50 * MIB)
+        del copied
+        return [before, during, shown()]
+
+    native = program()
+    assert (2 * MIB, "active_pending_free") in native[1][2]
+    pool = install()
+    for _ in range(12):
+        pool.step()
+        made = tensor(2 * MIB)
+        assert planned(pool, made) == [values(pool)["hits"] != 0]
+        del made
+        pool.plan_now()
+    pool.step()
+    assert program() == native
+    assert values(pool)["hits"] > 0
+
+
+@alone
+def test_statistics_count_no_arena_that_a_new_plan_has_released() -> None:
+    pool = install()
+    released = False
+    for count in 8 * [3] + 8 * [5]:
+        pool.step()
+        made = [tensor(5 * MIB) for _ in range(count)]
+        del made
+        before = pool.client.pool.stats()["arena_bytes"]
+        pool.plan_now()
+        released = released or pool.client.pool.stats()["arena_bytes"] < before
+        assert torch.cuda.memory_allocated() == torch.cuda.memory_stats()["allocation.all.current"] == 0
+        blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+        assert {block["state"] for block in blocks} <= {"inactive"}
+    assert released
+
+
+@alone
+def test_statistics_count_no_freed_tensor_of_a_closed_pool_whose_stream_has_completed() -> None:
+    pool, side = install(), torch.cuda.Stream()
+    for _ in range(12):
+        pool.step()
+        tensor(2 * MIB)
+        pool.plan_now()
+    pool.step()
+    made = tensor(2 * MIB)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        made.clone()
+    made.record_stream(side)
+    assert planned(pool, made) == [True]
+    del made
+    pool.close()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_stats()["active.all.current"] == 0
+
+
+@alone
 def test_snapshot_with_a_history_shows_the_arena_as_the_history_does(tmp_path: str) -> None:
     from mempool.offline import read_input
 
@@ -141,6 +220,31 @@ def test_history_has_planned_requests_as_native_records_them(context: str) -> No
 
 
 @alone
+def test_history_of_a_device_keeps_its_entries_while_another_device_allocates() -> None:
+    pool = None
+    sizes: dict[str, list[int]] = {}
+    for name in ("native", "guest"):
+        if name == "guest":
+            pool = install()
+        for _ in range(12 if pool is not None else 1):
+            if pool is not None:
+                pool.step()
+            torch.cuda.memory._record_memory_history(max_entries=20, clear_history=True)
+            kept = [tensor((number + 1) * MIB) for number in range(8)]
+            for _ in range(60):
+                torch.empty(MIB, dtype=torch.uint8, device="cuda:1")
+            entries = torch.cuda.memory._snapshot()["device_traces"][0]
+            sizes[name] = [entry["size"] for entry in entries if not entry["action"].startswith("segment")]
+            torch.cuda.memory._record_memory_history(None)
+            if pool is not None:
+                assert planned(pool, *kept) == [values(pool)["hits"] != 0] * 8
+                pool.plan_now()
+            kept.clear()
+    assert values(pool)["hits"] >= 8
+    assert sizes["guest"] == sizes["native"] == [(number + 1) * MIB for number in range(8)], sizes
+
+
+@alone
 def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_path: str) -> None:
     import torch.cuda._memory_viz as viz
 
@@ -170,6 +274,31 @@ def test_history_of_arenas_that_come_and_go_reads_as_the_programs_tensors(tmp_pa
     assert [entry["action"] for entry in snapshot["device_traces"][0]].count("snapshot") == 1  # of the dump
     assert viz.trace(snapshot)
     assert viz.segsum(snapshot)
+
+
+@alone
+def test_report_counts_all_reserved_bytes_of_pytorchs_allocator() -> None:
+    pool = install()
+    assert values(pool)["reserved_peak_bytes"] == pool.metrics()["reserved_bytes"] == 0
+    kept = tensor(50 * MIB)
+    train(pool)
+    report, held = values(pool), torch.cuda.memory_reserved()
+    assert report["hits"] > 0
+    assert (
+        report["reserved_bytes"]
+        == pool.metrics()["reserved_bytes"]
+        == held
+        >= kept.nbytes + report["arena_bytes"]
+    )
+    assert report["reserved_peak_bytes"] == torch.cuda.max_memory_reserved() >= report["live_peak_bytes"]
+    assert (
+        f"reserved at most {report['reserved_peak_bytes'] / report['live_peak_bytes']:.2f} x that"
+        in pool.report().verdict
+    )
+    pool.close()
+    del kept
+    torch.cuda.empty_cache()
+    assert values(pool)["reserved_bytes"] == held
 
 
 @alone

@@ -56,7 +56,7 @@ def test_new_folders_and_files_of_a_rehearsal_are_not_in_the_way_of_the_run(
     _, messages = run(tmp_path, libraries, PROGRAMS / "writes.py")
     assert "rehearsal failed" not in messages
     assert "rehearsed 12 steps" in messages
-    assert "folders that the rehearsal made stay" not in messages
+    assert "new folders stay" not in messages
     assert (tmp_path / "work/out/log.txt").read_text() == "step\n" * 30
     assert (tmp_path / "work/result.txt").read_text() == "done"
 

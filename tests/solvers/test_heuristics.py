@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -149,27 +150,19 @@ def test_worker_thread_returns_the_result_or_raises_the_error(many: Task) -> Non
         run_aside(many, lambda _: 1 // 0)
 
 
-def test_limit_ends_the_work_on_the_worker_thread(many: Task) -> None:
-    begun = threading.Event()
-    many.budget.stop = Stop(interrupt=begun.is_set)
-    assert run_aside(many, waiting(begun)) is None
-    assert many.stopped_by == "interrupt"
-    for thread in threading.enumerate():
-        if thread.name == "packing":
-            thread.join()
-
-
-def test_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task) -> None:
+@pytest.mark.parametrize("raises", [False, True])
+def test_limit_or_keyboard_interrupt_ends_the_work_on_the_worker_thread(many: Task, raises: bool) -> None:
     begun = threading.Event()
 
     def interrupt() -> bool:
-        if begun.is_set():
+        if raises and begun.is_set():
             raise KeyboardInterrupt
-        return False
+        return begun.is_set()
 
     many.budget.stop = Stop(interrupt=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run_aside(many, waiting(begun))
+    with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
+        assert run_aside(many, waiting(begun)) is None
+        assert many.stopped_by == "interrupt"
     for thread in threading.enumerate():
         if thread.name == "packing":
             thread.join()

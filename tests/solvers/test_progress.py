@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,12 +110,13 @@ def test_progress_reports_do_not_change_the_plan() -> None:
     assert alone.nodes == heard.nodes
 
 
-def test_keyboard_interrupt_during_a_report_returns_the_best_plan() -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.arena_bytes is not None:
+@pytest.mark.parametrize("report", ["on_progress", "on_improvement"])
+def test_keyboard_interrupt_during_a_report_returns_the_best_plan(report: Any) -> None:
+    def interrupt(found: Progress | Plan) -> None:
+        if found.arena_bytes is not None:
             raise KeyboardInterrupt
 
-    plan = solve(hard(), on_progress=interrupt)
+    plan = solve(hard(), **{report: interrupt})
     check(plan, hard())
     assert (plan.status, plan.stopped_by) == (Status.FEASIBLE, "interrupt")
 

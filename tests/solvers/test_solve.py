@@ -183,16 +183,6 @@ def test_clock_target_and_interrupt_stop_the_solver_and_are_named() -> None:
     assert fits.stopped_by == "target"
 
 
-def test_ctrl_c_returns_the_best_plan_so_far() -> None:
-    def interrupt(plan: Plan) -> None:
-        raise KeyboardInterrupt
-
-    plan = solve(hard(), on_improvement=interrupt)
-    check(plan, hard())
-    assert plan.stopped_by == "interrupt"
-    assert plan.status is Status.FEASIBLE
-
-
 def test_keyboard_interrupt_before_the_first_plan_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(task: object, order: object) -> bool:
         raise KeyboardInterrupt

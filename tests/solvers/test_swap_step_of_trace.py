@@ -81,28 +81,20 @@ def programs(draw: st.DrawFn) -> tuple[Trace, int]:
     return program.trace(time="operation"), k
 
 
-@given(programs())
-def test_iteration_is_a_circle_with_the_load_of_the_steady_state(made: tuple[Trace, int]) -> None:
+@given(programs(), st.booleans())
+def test_iteration_is_a_circle_with_the_load_of_the_steady_state_and_a_whole_trace_a_line(
+    made: tuple[Trace, int], whole: bool
+) -> None:
     trace, k = made
-    step = step_of(trace)
-    first, end = iteration_of(trace) or (0, 0)
-    assert step.circular
-    assert len(step) == k
+    step = step_of(trace, whole=whole)
+    first, end = (0, len(trace)) if whole else iteration_of(trace) or (0, 0)
+    assert step.circular == (not whole)
+    assert len(step) == (6 * k if whole else k)
     assert step.peak_bytes == trace.load()[first:end].max()
-    assert step.duration == pytest.approx(k * 1e-8)
+    assert whole or step.duration == pytest.approx(k * 1e-8)
     touched = ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE))[first:end].sum()
     assert len(step.access_op) == touched
     absences_of(step)
-
-
-@given(programs())
-def test_whole_trace_is_a_line(made: tuple[Trace, int]) -> None:
-    trace, k = made
-    step = step_of(trace, whole=True)
-    assert not step.circular
-    assert len(step) == 6 * k
-    assert step.peak_bytes == trace.load().max()
-    assert len(step.access_op) == ((trace.kind == EventType.READ) | (trace.kind == EventType.WRITE)).sum()
 
 
 @given(programs())

@@ -155,26 +155,22 @@ def written_twice(name: str) -> list[float]:
     return values
 
 
+@pytest.mark.parametrize("under_way", [False, True])
 @pytest.mark.parametrize("name", WRITERS)
-def test_unseen_writes_survive_evictions(name: str, mode: Adversary) -> None:
-    tensor = offloaded_range(mode)
-    tensor.sum()  # it is here now, and its copy on the host is good
-    for _ in range(2):
-        WRITERS[name](tensor)
-        mode.offload_all()
-        tensor.sum()
-    assert tensor.tolist() == written_twice(name)
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_unseen_writes_survive_reloads_under_way(name: str, mode: Adversary) -> None:
+def test_unseen_writes_survive_evictions_and_reloads_under_way(
+    name: str, under_way: bool, mode: Adversary
+) -> None:
     tensor = offloaded_range(mode)
     record = mode.storages.find(tensor.untyped_storage())
     assert record is not None
     for _ in range(2):
-        mode.transfers.reload(record)
+        if under_way:
+            mode.transfers.reload(record)
+        else:
+            tensor.sum()  # it is here now, and its copy on the host is good
         WRITERS[name](tensor)
-        tensor.sum()
+        if under_way:
+            tensor.sum()
         mode.offload_all()
     assert tensor.tolist() == written_twice(name)
 

@@ -113,25 +113,17 @@ def test_single_optimizer_of_two_ends_iterations(given: bool) -> None:
     assert found == 2 * ([F, B, OPT, F, B, OPT, S] if given else [F, B, OPT, S, F, B, OPT])
 
 
-def test_of_an_optimizer_around_another_real_steps_end_iterations() -> None:
-    model = torch.nn.Linear(8, 8)
-    optimizer = OptimizerWrapper(torch.optim.SGD(model.parameters(), 0.1))
-    with AccessRecorder([model], [optimizer]) as recorder:
-        for _ in range(4):
-            model(torch.ones(2, 8)).sum().backward()
-            optimizer.step()
-    assert marks(recorder.trace()).count("step") == 2
-
-
-def test_declared_steps_replace_detected_steps() -> None:
+@pytest.mark.parametrize("declared", [False, True])
+def test_declared_steps_or_real_steps_of_a_wrapped_optimizer_end_iterations(declared: bool) -> None:
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = optimizer if declared else OptimizerWrapper(optimizer)
     with AccessRecorder([model], [optimizer]) as recorder:
-        for _ in range(2):
-            for _ in range(2):
-                model(x()).sum().backward()
-                optimizer.step()
-            recorder.step()
+        for number in range(4):
+            model(x()).sum().backward()
+            optimizer.step()
+            if declared and number % 2:
+                recorder.step()
     assert marks(recorder.trace()).count(S) == 2
 
 

@@ -145,10 +145,16 @@ def test_plans_from_before_the_first_step_are_dropped_at_its_begin(
     assert seen == [[]]
 
 
-def test_first_of_several_optimizers_ends_iterations(pool: mempool.torch.TensorPool) -> None:
-    training = Training(drawn(), optimizers=2)
+@pytest.mark.parametrize(("optimizers", "watched"), [(1, True), (2, False)])
+def test_first_of_several_optimizers_or_the_watched_optimizer_alone_ends_iterations(
+    pool: mempool.torch.TensorPool, optimizers: int, watched: bool
+) -> None:
+    """Marks of the program and detected steps together would cut each iteration in two."""
+    training = Training(drawn(), optimizers=optimizers)
     trained(pool, training, 100)
     assert is_marked(pool)
+    if watched:
+        pool.watch(training.optimizers[0])
     before = pool.client.state()["marks"]
     training.step()
     assert pool.client.state()["marks"] == before + 1
@@ -159,17 +165,6 @@ def test_marked_program_is_left_unchanged(pool: mempool.torch.TensorPool) -> Non
     pool.step()
     trained(pool, training, 100)
     assert pool.client.state()["marks"] == 1
-
-
-def test_program_that_starts_to_mark_takes_over(pool: mempool.torch.TensorPool) -> None:
-    """Marks and detected steps together would cut each iteration in two."""
-    training = Training(drawn())
-    trained(pool, training, 100)
-    assert is_marked(pool)
-    pool.watch(training.optimizers[0])
-    before = pool.client.state()["marks"]
-    training.step()
-    assert pool.client.state()["marks"] == before + 1
 
 
 @pytest.mark.parametrize("what", ["step", "watch", "iteration", "close"])

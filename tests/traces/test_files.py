@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from _typeshed import StrPath
 
 
-def test_file_appears_only_when_complete(tmp_path: Path) -> None:
-    target = tmp_path / "x"
+def test_file_appears_when_complete_behind_a_link_and_with_the_older_permissions(tmp_path: Path) -> None:
+    target, link = tmp_path / "x", tmp_path / "link"
     target.write_text("old")
-    with atomic(target) as beside:
+    target.chmod(0o640)
+    link.symlink_to(target)
+    with atomic(link) as beside:
         beside.write_text("new")
         assert target.read_text() == "old"
-    assert target.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [target]
+    assert (link.is_symlink(), target.read_text()) == (True, "new")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert set(tmp_path.iterdir()) == {target, link}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -52,18 +55,6 @@ def test_exception_keeps_the_old_file_and_removes_the_temporary(
         half()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_link_is_followed_and_permissions_are_kept(tmp_path: Path) -> None:
-    target, link = tmp_path / "x", tmp_path / "link"
-    target.write_text("old")
-    target.chmod(0o640)
-    link.symlink_to(target)
-    with atomic(link) as beside:
-        beside.write_text("new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
-    assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,9 @@ def test_alignment_must_be_a_power_of_two(text: str) -> None:
 
 
 def test_columns_are_read_only_in_the_original_and_in_copies() -> None:
-    trace = Trace.of([A, F], [0, 0], [8, 0], names=["x"], metadata={"alignment": "64"})
+    trace = Trace.of([A, F], [0, 0], [8, 0], names=["x"], metadata={"alignment": "64"}, device=3)
     assert trace.alignment == 64
+    assert trace.device.strides == trace.stream.strides == (0,)  # constants take the memory of one value
     for one in (trace, trace[:1], copy.deepcopy(trace), pickle.loads(pickle.dumps(trace))):
         assert one.metadata == trace.metadata
         for name, dtype in COLUMNS.items():

@@ -120,7 +120,7 @@ def rehearse(
     ] = 600,
     allow_writes: Annotated[
         bool,
-        typer.Option("--allow-writes", help="Let the program write its checkpoints where it wants."),
+        typer.Option("--allow-writes", help="Let the program change, make and remove files."),
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Show the program's output only if it fails.")

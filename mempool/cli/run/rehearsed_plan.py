@@ -33,16 +33,10 @@ def rehearse_plan(program: Sequence[str], *, memory: str, quiet: bool) -> None:
         job = Job(tuple(program), folder, allocator, steps=STEPS, history=False, remember=True)
         machine = Machine(own_capability=standin.present_capability())
         outcome = runner.run(job, machine, output=nowhere.fileno())
-    if outcome.left_folders:
-        folders = ", ".join(map(os.path.relpath, outcome.left_folders))
-        error_line(
-            f"folders that the rehearsal made stay, as libraries or others wrote files there: {folders}"
-        )
     if outcome.failed or not outcome.steps:
-        reason = outcome.message or "it made no optimizer step"
-        error_line(
-            f"the rehearsal failed, so the run starts without its plan: {reason} {outcome.line}".strip()
-        )
+        reason = f"{outcome.message or 'it made no optimizer step'} {outcome.line}".strip()
+        said = "; ".join((reason, *outcome.notes))
+        error_line(f"the rehearsal failed, so the run starts without its plan: {said}")
     elif not quiet:
         steps = "1 step" if outcome.steps == 1 else f"{outcome.steps} steps"
         error_line(f"rehearsed {steps} in {outcome.seconds:.1f} s: {'; '.join(outcome.notes)}")

@@ -1,7 +1,6 @@
 #include "adapters/torch_guest.hpp"
 
 #include <array>
-#include <utility>
 #include <vector>
 
 #include "devices/cuda_device.hpp"
@@ -198,20 +197,26 @@ int usage(int device, std::size_t* bytes) {
   return arenas;
 }
 
-void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t), void* context) {
-  std::vector<std::pair<Address, std::vector<std::pair<Offset, Offset>>>> arenas;
+void each_live(int device, void (*visit)(void*, void*, std::size_t, std::size_t, int), void* context) {
+  struct Live {
+    Address arena;
+    Offset begin, end;
+    bool freed;
+  };
+  std::vector<Live> all;
   {
     const Presence::Here here;
     hook_.each([&](Client& client) {
       Pool& pool = client.pool();
       if (!pool.source().device().is(device)) return;
       const Guarded guard(pool.lock);
-      if (pool.arena_bytes() != 0) arenas.emplace_back(pool.arena_base(), pool.occupancy().live_ranges());
+      pool.collect();
+      if (pool.arena_bytes() == 0) return;
+      const Address base = pool.arena_base();
+      pool.occupancy().each_live([&](Offset begin, Offset end) { all.push_back({base, begin, end, pool.uses().waits(base + begin)}); });
     });
   }
-  for (const auto& [base, ranges] : arenas) {
-    for (const auto& [begin, end] : ranges) visit(context, pointer_to(base), begin, end);
-  }
+  for (const Live& one : all) visit(context, pointer_to(one.arena), one.begin, one.end, one.freed ? 1 : 0);
 }
 
 int find(void* address, std::size_t* bytes, int* device, std::intptr_t* stream) {

@@ -53,9 +53,11 @@ struct mempool_guest_functions {
   void (*begin_pool)(int device);
   void (*end_pool)(int device);
   void (*empty_cache)();
-  // The number of arenas of a device, with their bytes, and their live tensors, by their offsets in an arena.
+  // The number of arenas of a device, with their bytes, and their live tensors, by their offsets in an arena. `freed`: 1
+  // for a freed tensor that other streams still use.
   int (*usage)(int device, std::size_t* bytes);
-  void (*each_live)(int device, void (*visit)(void* context, void* arena, std::size_t begin, std::size_t end), void* context);
+  void (*each_live)(int device, void (*visit)(void* context, void* arena, std::size_t begin, std::size_t end, int freed),
+                    void* context);
   // 1: a live planned tensor, with its requested size, device and stream.
   int (*find)(void* address, std::size_t* bytes, int* device, std::intptr_t* stream);
 };

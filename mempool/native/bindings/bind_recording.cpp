@@ -1,6 +1,7 @@
 // Bindings of recorded events: trace rows, replay of a trace, and snapshots of a pool.
 #include <memory>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include <nanobind/stl/string.h>
@@ -33,9 +34,11 @@ Columns rows(TraceNames& names, const Packed& packed, const Streams&... streams)
   d["size"] = as_array(std::move(made.size));
   d["stream"] = as_array(std::move(made.stream));
   d["thread"] = as_array(std::move(made.thread));
-  d["time_ns"] = as_array(std::move(made.time_ns));
   d["operation"] = as_array(std::move(made.operation));
-  d["address"] = as_array(std::move(made.address));
+  if constexpr (std::is_same_v<Event, RecordedEvent>) {
+    d["time_ns"] = as_array(std::move(made.time_ns));
+    d["address"] = as_array(std::move(made.address));
+  }
   return d;
 }
 
@@ -50,7 +53,7 @@ void bind_recording(nb::module_& m) {
       .def("brief_rows", &rows<BriefEvent, std::vector<Stream>>, "packed"_a, "streams"_a,
            nb::sig("def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: collections.abc.Sequence[int]) -> "
                    "dict[str, NDArray[typing.Any]]"),
-           "Return the columns of a trace from events of `Client.recording`, all at time 0.");
+           "Return the columns of a trace from events of `Client.recording`, without times and addresses.");
 
   m.attr("EVENT_FIELDS") = nb::make_tuple(
       nb::make_tuple("index", "<u8"), nb::make_tuple("address", "<u8"), nb::make_tuple("size", "<u8"),

@@ -268,9 +268,10 @@ Pool::Given Client::serve_large(Sequence& sequence, std::size_t bytes, Stream st
 // Return true if the arena's holes may serve this sequence's unplanned requests: not while a plan is followed, which
 // needs the holes, and not during warm-up, whose buffers may stay.
 bool Client::may_use_holes(const Sequence& asks) const noexcept {
+  if (replaying_ && asks.follower.in_step()) return false;
   if (pool_->another_client_replays(this)) return false;
   return !replaying_ || std::none_of(sequences_.begin(), sequences_.end(), [&](const Sequence& one) {
-    return one.follower.warms_up() || (&one == &asks ? one.follower.in_step() : one.follower.plays());
+    return one.follower.warms_up() || (&one != &asks && one.follower.plays());
   });
 }
 
@@ -443,11 +444,12 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
   if (is_small(bytes)) return 0;
   const ThreadCache& cache = ThreadCache::mine();
   const Guarded guard(pool_->lock);
-  if (cache.client == caches_ && cache.stream == stream) {
+  const bool cached = cache.client == caches_ && cache.stream == stream;
+  if (cached) {
     if (const Address address = serve_hit(*cache.sequence, bytes)) return address;
   }
   pool_->collect();
-  Sequence& mine = sequence(stream);
+  Sequence& mine = cached ? *cache.sequence : sequence(stream);
   Outcome outcome = Outcome::out_of_iteration;
   Offset place = kDynamic;
   Address address = 0;
@@ -461,7 +463,8 @@ Address Client::allocate_planned(std::size_t bytes, Stream stream, bool& recorde
   // iteration, an empty arena is released instead.
   const Follower::Begun begun = mine.follower.begun();
   const bool unlike = begun == Follower::Begun::smaller || (begun == Follower::Begun::larger && pool_->occupancy().alive() != 0);
-  const bool uses_hole = replaying_ && (unlike || may_use_holes(mine)) && !pool_->source().held();
+  const bool may_fit = replaying_ && pool_->occupancy().may_have_hole(bytes, pool_->arena_bytes());
+  const bool uses_hole = may_fit && (unlike || may_use_holes(mine)) && !pool_->source().held();
   if (address == 0 && uses_hole) address = pool_->from_idle_hole(bytes, stream).address;
   if (address == 0) return 0;
   count_allocation({address, pool_->round_up(bytes), false}, bytes);

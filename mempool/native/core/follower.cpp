@@ -192,6 +192,7 @@ bool Follower::step_near(bool marked, std::uint32_t reach) noexcept {
   const bool goes_on = !marked && pattern_->cyclic && upcoming_ == nullptr &&
                        (pattern_->next == nullptr || pattern_->next == pattern_);
   const std::uint64_t size = recent_[(count_ - 1) % kWindow];
+  if (!table_->fits_anywhere(size)) return false;
   std::uint32_t place = length;
   bool wraps = false;
   int best = 0;

@@ -150,6 +150,7 @@ Offset Occupancy::release(Offset begin) noexcept {
     unplanned_.erase(found);
   }
   --alive_;
+  no_hole_ = kAnyBytes;
   return end;
 }
 
@@ -204,6 +205,7 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
     consider(0, limit);
     return best;
   }
+  if (!may_have_hole(bytes, limit)) return limit;
   if (end_of_last() < limit) consider(end_of_last(), limit);
   // With many live ranges, each search continues where the last one stopped, so that no search is long.
   const bool all = alive_ <= kHolesExamined;
@@ -219,6 +221,10 @@ Offset Occupancy::find_hole(std::size_t bytes, std::size_t alignment, Offset lim
     return begin < limit && (all || ++examined < kHolesExamined);
   });
   hole_cursor_ = examined == kHolesExamined ? edge : 0;
+  if (all && best == limit) {
+    no_hole_ = bytes;
+    no_hole_below_ = limit;
+  }
   return best;
 }
 

@@ -107,6 +107,8 @@ class Occupancy {
   // `limit` if none exists. With more than kHolesExamined live ranges, a search examines only the gaps
   // between the next kHolesExamined ranges and the gap behind the last range.
   Offset find_hole(std::size_t bytes, std::size_t alignment, Offset limit);
+  // False: a search found no hole of so many bytes or fewer, and no range has been released since.
+  bool may_have_hole(std::size_t bytes, Offset limit) const noexcept { return bytes < no_hole_ || limit != no_hole_below_; }
   static constexpr std::size_t kHolesExamined = 256;
   Offset largest_hole(Offset limit) const noexcept;  // bytes of the largest free range below `limit`
   // A live range that intersects [begin, end); {0, 0} if none does.
@@ -125,6 +127,8 @@ class Occupancy {
   }
 
  private:
+  static constexpr std::size_t kAnyBytes = ~std::size_t{0};
+
   struct PlannedSlot {
     Offset start = 0;
     Offset end = 0;  // of the live range; 0: the slot is free
@@ -150,6 +154,8 @@ class Occupancy {
   std::map<Offset, LiveRange> unplanned_;    // by begin
   std::size_t alive_ = 0;
   Offset hole_cursor_ = 0;               // start of the next search for a hole
+  std::size_t no_hole_ = kAnyBytes;      // the fewest bytes that a search found no hole for since the last release
+  Offset no_hole_below_ = 0;             // limit of that search
 };
 
 template <class Visit>

@@ -72,11 +72,16 @@ void Table::build_index(bool cyclic) {
     place.position = place.position == ~std::uint32_t{0} ? position : kAmbiguous;
     place.hash = window;
   }
+  all_sizes_.clear();
+  for (std::uint32_t position = 0; position < count; ++position) all_sizes_.emplace_back(least_of(position), sizes[position] + 1);
+  all_sizes_ = merged(std::move(all_sizes_));
+  all_sizes_.shrink_to_fit();
 }
 
 std::size_t Table::bytes() const noexcept {
   return sizeof(Table) + (sizes.capacity() + least.capacity()) * sizeof(sizes[0]) + slots.capacity() * sizeof(Slot) +
-         prefixes.capacity() * sizeof(prefixes[0]) + marks.capacity() * sizeof(marks[0]) + places_.capacity() * sizeof(Place);
+         prefixes.capacity() * sizeof(prefixes[0]) + marks.capacity() * sizeof(marks[0]) + places_.capacity() * sizeof(Place) +
+         all_sizes_.capacity() * sizeof(all_sizes_[0]);
 }
 
 std::uint32_t Table::position_after(const std::uint64_t* window) const noexcept {

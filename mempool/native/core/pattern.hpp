@@ -44,7 +44,7 @@ struct Table {
   std::uint64_t phase = 0;              // the sequence's allocation count when position 0 was last due
   mutable const Follower* player = nullptr;  // the last follower of this table
 
-  // Fill `prefixes` and the index behind `position_after`. `cyclic`: position 0 follows the last position.
+  // Fill `prefixes` and the indexes behind `position_after` and `fits_anywhere`. `cyclic`: position 0 follows the last position.
   void build_index(bool cyclic);
   // Return the only position that follows these kWindow sizes (oldest first), or the number of positions if
   // no position or several do.
@@ -52,6 +52,11 @@ struct Table {
   // Return true if a request of this size may take the position's slot.
   bool fits(std::uint32_t position, std::uint64_t size) const noexcept {
     return sizes[position] == size || (!least.empty() && least[position] <= size && size < sizes[position]);
+  }
+  // Return true if `fits` holds at some position.
+  bool fits_anywhere(std::uint64_t size) const noexcept {
+    const auto after = std::upper_bound(all_sizes_.begin(), all_sizes_.end(), std::pair{size, ~std::uint64_t{0}});
+    return after != all_sizes_.begin() && size < std::prev(after)->second;
   }
   std::uint64_t least_of(std::uint32_t position) const noexcept { return least.empty() ? sizes[position] : least[position]; }
   std::uint32_t length() const noexcept { return static_cast<std::uint32_t>(sizes.size()); }
@@ -64,6 +69,7 @@ struct Table {
   };
   static constexpr std::uint32_t kAmbiguous = ~std::uint32_t{0} - 1;
   std::vector<Place> places_;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> all_sizes_;  // that fit at any position: disjoint ranges in order
 };
 
 struct Pattern : Live<Pattern> {

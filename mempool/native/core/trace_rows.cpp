@@ -1,6 +1,7 @@
 #include "core/trace_rows.hpp"
 
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "event_types.hpp"
@@ -18,11 +19,14 @@ Event nth(const void* packed, std::size_t i) {
   return event;
 }
 
+template <class Event>
 void reserve(TraceRows& rows, std::size_t count) {
   rows.kind.reserve(count), rows.thread.reserve(count), rows.operation.reserve(count);
-  for (auto* column : {&rows.buffer, &rows.size, &rows.stream, &rows.time_ns, &rows.address}) column->reserve(count);
+  for (auto* column : {&rows.buffer, &rows.size, &rows.stream}) column->reserve(count);
+  if constexpr (std::is_same_v<Event, RecordedEvent>) rows.time_ns.reserve(count), rows.address.reserve(count);
 }
 
+template <class Event>
 void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
   std::uint8_t kind = traces::kMark;
   std::int32_t mark = -1;
@@ -41,8 +45,10 @@ void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
   rows.buffer.push_back(buffer);
   rows.size.push_back(alloc || refused ? static_cast<std::int64_t>(event.size) : 0);
   rows.stream.push_back(event.stream);
-  rows.time_ns.push_back(static_cast<std::int64_t>(event.time_ns));
-  rows.address.push_back(alloc ? static_cast<std::int64_t>(event.address) : -1);
+  if constexpr (std::is_same_v<Event, RecordedEvent>) {
+    rows.time_ns.push_back(static_cast<std::int64_t>(event.time_ns));
+    rows.address.push_back(alloc ? static_cast<std::int64_t>(event.address) : -1);
+  }
   rows.thread.push_back(static_cast<std::int32_t>(event.sequence));
   rows.operation.push_back(mark);
 }
@@ -50,32 +56,32 @@ void add(TraceRows& rows, const RecordedEvent& event, std::int64_t buffer) {
 }  // namespace
 
 TraceRows TraceNames::rows(const void* packed, std::size_t count) {
-  return all(count, [&](std::size_t i) { return nth<RecordedEvent>(packed, i); });
+  return all<RecordedEvent>(count, [&](std::size_t i) { return nth<RecordedEvent>(packed, i); });
 }
 
 TraceRows TraceNames::rows(const void* packed, std::size_t count, const std::vector<Stream>& streams) {
-  return all(count, [&](std::size_t i) {
+  return all<BriefEvent>(count, [&](std::size_t i) {
     const auto [address, size, sequence, kind] = nth<BriefEvent>(packed, i);
     const Stream stream = kind < Kind::use ? streams.at(sequence) : kind == Kind::use ? static_cast<Stream>(size) : 0;
     return RecordedEvent{i, address, size, 0, stream, sequence, kind};
   });
 }
 
-template <class Get>
+template <class Event, class Get>
 TraceRows TraceNames::all(std::size_t count, Get get) {
   TraceRows result;
-  reserve(result, count);
+  reserve<Event>(result, count);
   for (std::size_t i = 0; i < count; ++i) {
     RecordedEvent event = get(i);
     const std::int64_t buffer = id_of(event);
     if (event.kind == Kind::handover && i + 1 < count) {
       if (RecordedEvent next = get(i + 1); next.kind == Kind::alloc) {
         std::swap(event.time_ns, next.time_ns);
-        add(result, next, id_of(next));
+        add<Event>(result, next, id_of(next));
         ++i;
       }
     }
-    add(result, event, buffer);
+    add<Event>(result, event, buffer);
   }
   return result;
 }

@@ -15,7 +15,8 @@ struct TraceRows {
   static constexpr std::int32_t kFound = 3;  // for a step detected by the pool
 
   std::vector<std::uint8_t> kind;
-  std::vector<std::int64_t> buffer, size, stream, time_ns, address;
+  std::vector<std::int64_t> buffer, size, stream;
+  std::vector<std::int64_t> time_ns, address;  // empty for brief events
   std::vector<std::int32_t> thread, operation;
 };
 
@@ -27,12 +28,12 @@ class TraceNames {
  public:
   // `packed`: `count` events, at any alignment.
   TraceRows rows(const void* packed, std::size_t count);
-  // Convert brief events, all at time 0. `streams`: by sequence; throws std::out_of_range for a sequence
+  // Convert brief events, without times and addresses. `streams`: by sequence; throws std::out_of_range for a sequence
   // without a stream.
   TraceRows rows(const void* packed, std::size_t count, const std::vector<Stream>& streams);
 
  private:
-  template <class Get>
+  template <class Event, class Get>
   TraceRows all(std::size_t count, Get get);
   std::int64_t id_of(const RecordedEvent& event);  // -1: not a known buffer
 

@@ -6,7 +6,6 @@ middle of the first step. Each finding names the setting, the consequence and th
 
 from __future__ import annotations
 
-import html
 import importlib
 import os
 import sys
@@ -74,6 +73,8 @@ class Diagnosis:
         )
 
     def _repr_html_(self) -> str:
+        import html  # half a megabyte, which programs without a notebook save
+
         if not self.findings:
             return f"<p>{html.escape(str(self))}</p>"
         rows = "".join(

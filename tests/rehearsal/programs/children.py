@@ -32,4 +32,4 @@ if __name__ == "__main__":
     failed.start()
     failed.join()
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    Path("left.txt").write_text(str(left.pid))
+    Path("../left.txt").write_text(str(left.pid))

@@ -163,7 +163,7 @@ int unlink_at(int folder, const char* path, int flags) {
   return 0;
 }
 
-// Makes a folder or link, and notes it in the program's folder before a run. In the place of an old one that is hidden none is
+// Makes a folder or link, and notes one in the program's folder. In the place of an old one that is hidden none is
 // made: the old one is there again.
 template <class Make>
 int make_at(unsigned mode, int folder, const char* path, Make make) {

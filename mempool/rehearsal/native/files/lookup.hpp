@@ -1,9 +1,9 @@
 // The files that a rehearsal keeps as they are: how they are known, where their content is, and which were changed.
 //
 // Two kinds of files have a copy in the rehearsal's folder, named for their device and inode, which all processes of the
-// program read and write in their stead. Files that are older than the rehearsal keep their content. New files that the
-// rehearsal is to leave nowhere (checkpoints, and before a run all files of the program's folder) exist in their place, but
-// empty: so folders list them, and they are renamed, linked and removed as others. A journal lists them for the end.
+// program read and write in their stead. Files that are older than the rehearsal keep their content. New files in the
+// program's folder, and new checkpoints anywhere, exist in their place, but empty: so folders list them, and they are renamed,
+// linked and removed as others. A journal lists them for the end.
 //
 // Everything here works on the stack and by system calls, so that it may run between fork and exec.
 
@@ -33,7 +33,7 @@ struct Settings {
   char* folder = nullptr;    // of the copies
   long long began = 0;       // nanoseconds since the epoch
   char* cache = nullptr;     // folder in which all is written
-  char* cleared = nullptr;   // folder in which all new files stay empty, or "-"
+  char* cleared = nullptr;   // folder in which all new files stay empty
   const bool on = text != nullptr && std::sscanf(text, "%m[^\n] %lld %m[^\n] %m[^\n]", &folder, &began, &cache, &cleared) == 4;
 
   static const char* copy_of(const char* name) {
@@ -173,10 +173,10 @@ bool has_suffix(const char* path, std::initializer_list<const char*> suffixes) {
   return false;
 }
 
-// Returns true if a new file, folder or link lies in the program's folder before a run. Not so caches in hidden folders that
+// Returns true if a new file, folder or link lies in the program's folder. Not so caches in hidden folders that
 // are older, the rehearsal's own files, and shared libraries, which the dynamic linker reads by itself.
 bool is_cleared(int folder, const char* path) {
-  if (!settings().on || *settings().cleared != '/') return false;
+  if (!settings().on) return false;
   const char* const slash = std::strrchr(path, '/');
   char parent[kPath] = ".", whole[kPath];
   if (slash != nullptr) std::snprintf(parent, kPath, "%.*s", static_cast<int>(slash - path) + 1, path);
