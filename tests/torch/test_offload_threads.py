@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from adversary import Adversary, offloaded_range, resident_bytes
+from interrupts import interrupted_at
 
 from mempool.torch.eager import interposer, storages, transfers
 from mempool.torch.eager import mode as swapping
@@ -167,33 +168,6 @@ def test_loader_workers_read_offloaded_values(mode: Adversary) -> None:
 MOVING = frozenset((transfers.__file__, host_engine.__file__, str(Path(__file__).parent / "adversary.py")))
 
 
-def interrupted_at(at: int, work: Any, files: frozenset[str] = MOVING) -> bool:
-    """Run `work` with Ctrl-C before line `at` of the moving code; return whether the line was reached."""
-    lines = itertools.count()
-    broken = False
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal broken
-        skipped = ("disturb", "offload_all", "_make")
-        if frame.f_code.co_filename not in files or frame.f_code.co_name in skipped:
-            return trace if event == "call" else None
-        if event == "line" and next(lines) == at:
-            broken = True
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    return broken
-
-
 def test_no_python_runs_when_a_storage_dies(mode: Adversary) -> None:
     """Python would print and drop a Ctrl-C raised in a callback."""
     tensor = torch.ones(1000)
@@ -239,7 +213,7 @@ def test_ctrl_c_on_any_line_of_a_move_loses_nothing() -> None:
                 mode.transfers.reload_now(record[0])
                 mode.transfers.give_back(record[1], away=mode.transfers.lend(record[1]), wrote=False)
 
-            broken = interrupted_at(at, work)
+            broken = interrupted_at(at, work, MOVING)
             for i, tensor in enumerate(tensors):
                 assert tensor.sum().item() == RETURNED + 1000 * i
             mode.offload_all()

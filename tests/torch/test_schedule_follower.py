@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -12,11 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from interrupts import interrupted_at
 from native_engine import NativeEngine
 
 import mempool.torch
 import mempool.torch.eager
 from mempool.reporting.outcomes import missed
+from mempool.torch.eager import native_moves
 from mempool.torch.eager.storages import RELOADING, RESIDENT
 
 if TYPE_CHECKING:
@@ -37,9 +40,9 @@ class Tensors:
     def check(self, tensor: torch.Tensor, value: float) -> None:
         assert (tensor[0].item(), tensor[-1].item()) == (value, value)
 
-    def iterate(self, order: list[int]) -> None:
-        """Read and write the tensors in an order; the operations and shapes are the same for each order."""
-        for one, other in zip(order, order[1:] + order[:1], strict=True):
+    def iterate(self, order: list[int], count: int = COUNT) -> None:
+        """Read and write the first `count` tensors in an order; operations and shapes are always the same."""
+        for one, other in itertools.islice(zip(order, order[1:] + order[:1], strict=True), count):
             sums = self.tensors[one] + self.tensors[other]
             self.check(sums, self.values[one] + self.values[other])
             self.tensors[one].mul_(-1)
@@ -178,6 +181,30 @@ def test_iteration_like_the_last_calls_python_for_moves_only(pool: mempool.torch
     is_native = isinstance(mode.engine, NativeEngine)
     assert mode.follower.calls - calls <= (0 if is_native else 2 * moving)
     assert [str(func) for func in seen if "item" not in str(func) and "local_scalar" not in str(func)] == []
+
+
+def test_ctrl_c_on_any_line_of_the_end_of_native_moves_loses_nothing(
+    pool: mempool.torch.TensorPool,
+) -> None:
+    mode, program, usual = mode_of(pool), Tensors(), list(range(COUNT))
+    if mode.transfers.native is None:
+        pytest.skip("Python makes the moves")
+    at = 0
+    while True:
+        for _ in range(120):
+            iterate(pool, lambda: program.iterate(usual), 1)
+            if mode.transfers.makes_native_moves:
+                break
+        assert mode.transfers.makes_native_moves
+        program.iterate(usual, COUNT // 2)
+        if not interrupted_at(at, mode.transfers.end_native_moves, frozenset((native_moves.__file__,))):
+            break
+        assert [tensor.sum().item() for tensor in program.tensors] == [
+            ELEMENTS * value for value in program.values
+        ]
+        pool.step()
+        at += 1
+    assert at > 10
 
 
 class Network:

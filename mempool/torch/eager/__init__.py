@@ -4,7 +4,7 @@
 
 The path from an operation to a copy: `mode` (a dispatch mode) and `operation_runner`, or `schedule_follower`
 for an iteration that repeats -> `iterations` (the schedule) and `eviction_policy` -> `transfers` ->
-`mempool.torch.offload.engine`.
+`mempool.torch.offload.engine`. On a GPU, iterations that repeat make their moves in C++ (`native_moves`).
 """
 
 from __future__ import annotations

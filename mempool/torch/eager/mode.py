@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mempool import _core
+    from mempool.torch.eager.operator_traits import OperatorTraits
     from mempool.torch.eager.relative_limit import RelativeLimit
     from mempool.torch.offload.engine import Engine
 
@@ -466,14 +467,18 @@ class OffloadMode(TorchDispatchMode):
             return self.operations.run_bypassed(self.bypass, traits, args, kwargs)
         if traits.makes_views(args):
             if not self.transfers.makes_native_moves:  # else the schedule's recording has the access
-                self.operations.view(args)
-                if traits.may_pass:
-                    interposer.learn_view(func)
+                self._see_view(traits, args)
             return traits.repeat(*args, **kwargs)
         result = self.operations.run(traits, args, kwargs)
         if self._detector is not None:
             self._detect_iteration(self._detector)
         return result
+
+    def _see_view(self, traits: OperatorTraits, args: Any) -> None:
+        """Reload the base of a view, and let later calls of the function skip the mode."""
+        self.operations.view(args)
+        if traits.may_pass:
+            interposer.learn_view(traits.function)
 
     def _detect_iteration(self, detector: IterationDetector) -> None:
         """Detect the ends of iterations in a program that marks none."""
