@@ -208,7 +208,7 @@ def test_ctrl_c_on_any_line_of_the_end_of_native_moves_loses_nothing(
 
 
 class Network:
-    """Training of a small network; iterations with `random` are disturbed by random events."""
+    """Training of a small network, whose steps an event may disturb."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -218,67 +218,65 @@ class Network:
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), foreach=False)
         self.batch = torch.randn(256, width)
-        self.random: random.Random | None = None
         self.losses: list[float] = []
 
-    def disturb(self, hidden: torch.Tensor) -> None:
+    def disturb(self, event: str, hidden: torch.Tensor) -> None:
         """Use tensors that may be offloaded where the schedule expects no use."""
         weights = [*self.model.parameters()]
-        event = self.random.randrange(8) if self.random is not None else -1
-        if event == 0:
-            tensors = [one.data for one in (hidden, *weights)]
-            thread = threading.Thread(target=lambda: [one.mul_(1.01) for one in tensors])
-            thread.start()  # nothing sees the first operation of a thread
+        if event == "threads":  # nothing sees the first operation of a thread
+            for tensor in [one.data for one in (hidden, *weights)]:
+                thread = threading.Thread(target=tensor.mul_, args=(1.01,))
+                thread.start()
+                thread.join()
+        elif event == "thread":
+            thread = threading.Thread(target=lambda: [one.sum() for one in (hidden, *weights)])
+            thread.start()
             thread.join()
-        elif event == 1:
-            weights[0].detach().numpy().sum()
-        elif event == 2:
-            hidden.detach().numpy().sum()
-        elif event == 3:
+        elif event == "numpy":
+            assert hidden.detach().numpy().sum() + sum(one.detach().numpy().sum() for one in weights) != 0
+        elif event == "evaluation":
             with torch.no_grad():
                 self.model(self.batch[:7])
-        elif event == 4 and (child := os.fork()) == 0:
-            os._exit(0)
-        elif event == 4:
+        elif event == "fork":
+            if (child := os.fork()) == 0:
+                os._exit(0)
             os.waitpid(child, 0)
 
-    def step(self) -> None:
-        """Train one step; `disturb` in the middle of the forward pass and between the passes."""
+    def step(self, event: str = "", place: int = 0) -> None:
+        """Train one step with an event between the layers (place 0) or between the passes (place 1)."""
         hidden = self.model[:4](self.batch)
-        self.disturb(hidden)
+        if place == 0:
+            self.disturb(event, hidden)
         loss = self.model[4:](hidden).square().mean()
-        self.disturb(hidden)
+        if place == 1:
+            self.disturb(event, hidden)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("place", range(2))
+@pytest.mark.parametrize("event", ["threads", "thread", "numpy", "evaluation", "fork"])
 def test_native_moves_that_end_anywhere_keep_the_losses(
-    install: Callable[[int], mempool.torch.TensorPool], seed: int
+    install: Callable[[int], mempool.torch.TensorPool], event: str, place: int
 ) -> None:
-
-    def train(program: Network, between: Callable[[], None]) -> Network:
-        events = random.Random(seed)
-        for at in range(90):
-            program.random = events if at % 3 == 0 and at > 30 else None
-            program.step()
-            between()
-        return program
-
-    plain = train(Network(), lambda: None)
     pool = install(1_300_000)
-    native, ends = mode_of(pool).transfers.native, []
-    if native is not None:
-        end = native.end
-        native.end = lambda: ends.append(native.table) or end()
-    program = train(Network(), pool.plan_now)
+    transfers, disturbed, program, plain = mode_of(pool).transfers, set[int](), Network(), Network()
+    if transfers.native is None:
+        pytest.skip("Python makes the moves")
+    for at in range(24):
+        if transfers.makes_native_moves:
+            disturbed.add(at)
+        program.step(event if at in disturbed else "", place)
+        pool.plan_now()
+    assert disturbed
+    pool.close()
+    for at in range(24):
+        plain.step(event if at in disturbed else "", place)
     assert program.losses == plain.losses
     for one, other in zip(program.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    assert swapping(pool)["out_bytes"] > 0
-    assert native is None or len(ends) > 2
 
 
 def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool.torch.TensorPool) -> None:
