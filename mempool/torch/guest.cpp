@@ -140,6 +140,11 @@ class ActivePools {
     }
     core->end_pool(device);
   }
+  bool any(DeviceIndex device) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto found = pools_.lower_bound({device, MempoolId_t{0, 0}});
+    return found != pools_.end() && found->first == device;
+  }
   // Begin the pools that this thread had before the guest came: a request of the thread is in such a pool's segment.
   void begin_earlier() {
     for (DeviceIndex device = 0; host->initialized() && device < c10::cuda::device_count(); ++device) {
@@ -512,9 +517,18 @@ class Guest final : public cca::CUDAAllocator {
   // largest buffers last.
   static void release_cache() {
     try {
-      host->emptyCache({0, 0});
+      empty_cache_of_host();
     } catch (const c10::Error&) {  // a capture has begun
     }
+  }
+  // The host waits for a segment's own stream before it unmaps pages, but a deleted graph may still run on another stream.
+  static void empty_cache_of_host() {
+    for (DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+      if (!c10::cuda::hasPrimaryContext(device) || active.any(device)) continue;  // a wait would break a capture
+      const c10::cuda::CUDAGuard guard(device);
+      c10::cuda::device_synchronize();
+    }
+    host->emptyCache({0, 0});
   }
   // Return the bytes that the host could give once its cache is released, which frees unused segments, and
   // unused pages of expandable segments. `cached`: the bytes in the host's cache that a release would free.
@@ -550,7 +564,7 @@ class Guest final : public cca::CUDAAllocator {
     const ArenaRequest request;
     void* block = nullptr;
     if (bytes <= room(device, releasable(device))) try {
-      host->emptyCache({0, 0});
+      empty_cache_of_host();
       const int64_t before = host->getDeviceStats(device).allocated_bytes[kAll].current;
       block = host->raw_alloc(bytes);
       const int64_t taken = host->getDeviceStats(device).allocated_bytes[kAll].current - before;

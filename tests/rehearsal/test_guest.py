@@ -259,6 +259,24 @@ def test_cache_is_released_again_once_the_last_iteration_without_arena_has_left_
     assert torch.cuda.memory_reserved() == pool.client.pool.stats()["arena_bytes"] > 0
 
 
+@alone
+def test_arena_is_taken_after_deleted_graphs_have_run() -> None:
+    pool, side, source = install(), torch.cuda.Stream(), tensor(MIB)
+    for _ in range(12):
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            copied = source.clone()
+        graph.replay()
+        del graph, copied
+        pool.step()
+        made = [tensor(size * MIB) for size in (1, 2, 3)]
+        del made
+        pool.plan_now()
+    assert values(pool)["hits"] > 0
+    assert driver().faults == []
+
+
 @pytest.mark.parametrize("expandable", ["True", "False"])
 @alone
 def test_arena_that_does_not_hold_every_plan_is_not_taken(expandable: str) -> None:
