@@ -277,6 +277,16 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
         assert torch.equal(one, other)
 
 
+def test_iterations_that_draw_by_new_generators_are_followed(pool: mempool.torch.TensorPool) -> None:
+    program, usual = Tensors(), list(range(COUNT))
+
+    def work() -> None:
+        program.iterate(usual)
+        torch.randn(8, generator=torch.Generator().manual_seed(3))
+
+    settle(pool, work)
+
+
 def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool.torch.TensorPool) -> None:
     program, kept = Tensors(), [torch.ones(ELEMENTS)]
 
