@@ -183,12 +183,11 @@ def test_iteration_like_the_last_calls_python_for_moves_only(pool: mempool.torch
     assert [str(func) for func in seen if "item" not in str(func) and "local_scalar" not in str(func)] == []
 
 
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_ctrl_c_on_any_line_of_the_end_of_native_moves_loses_nothing(
     pool: mempool.torch.TensorPool,
 ) -> None:
     mode, program, usual = mode_of(pool), Tensors(), list(range(COUNT))
-    if mode.transfers.native is None:
-        pytest.skip("Python makes the moves")
     at = 0
     while True:
         for _ in range(120):
@@ -256,6 +255,7 @@ class Network:
         self.losses.append(loss.item())
 
 
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 @pytest.mark.parametrize("place", range(2))
 @pytest.mark.parametrize("event", ["threads", "thread", "numpy", "evaluation", "fork"])
 def test_native_moves_that_end_anywhere_keep_the_losses(
@@ -263,8 +263,6 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
 ) -> None:
     pool = install(1_300_000)
     transfers, disturbed, program, plain = mode_of(pool).transfers, set[int](), Network(), Network()
-    if transfers.native is None:
-        pytest.skip("Python makes the moves")
     for at in range(24):
         if transfers.makes_native_moves:
             disturbed.add(at)
@@ -277,6 +275,16 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
     assert program.losses == plain.losses
     for one, other in zip(program.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_iterations_that_draw_by_new_generators_are_followed(pool: mempool.torch.TensorPool) -> None:
+    program, usual = Tensors(), list(range(COUNT))
+
+    def work() -> None:
+        program.iterate(usual)
+        torch.randn(8, generator=torch.Generator().manual_seed(3))
+
+    settle(pool, work)
 
 
 def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool.torch.TensorPool) -> None:

@@ -206,6 +206,8 @@ def _size_key(value: Any, sized: bool) -> Any:  # noqa: FBT001
         return tuple([(name, _size_key(entry, sized)) for name, entry in value.items()])
     if isinstance(value, torch.Tensor):
         return kind, value.shape, value.dtype
+    if kind is torch.Generator:  # a program may make one for each batch
+        return kind
     return kind, None if kind is float and not sized else value
 
 
