@@ -631,7 +631,7 @@ class TraceNames:
 
     def brief_rows(self, packed: bytes | NDArray[numpy.uint8], streams: Sequence[int]) -> dict[str, NDArray[Any]]:
         """
-        Return the columns of a trace from events of `Client.recording`, all at time 0.
+        Return the columns of a trace from events of `Client.recording`, without times and addresses.
         """
 
 EVENT_FIELDS: tuple = ...
