@@ -107,13 +107,14 @@ PROGRAMS: dict[str, Callable[[], Callable[[], None]]] = {
 }
 
 
-def run(name: str, limit: int) -> dict[str, Any]:
+def run(name: str, limit: int, host_limit: str | None = None) -> dict[str, Any]:
     """Train in this process; return the seconds of a step, and the peak in bytes."""
     import torch
 
     import mempool.torch
 
-    pool = mempool.torch.install(device="cuda", backend="pluggable", background=False, limit=limit or None)
+    within = {"limit": limit, "host_limit": host_limit} if limit else {}
+    pool = mempool.torch.install(device="cuda", backend="pluggable", background=False, **within)
     step, seconds = PROGRAMS[name](), []
     for _ in range(STEPS):
         begin = time.process_time()
@@ -139,12 +140,13 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--shares", nargs="+", type=float, default=[1.2, 0.8, 0.6])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--host-limit", help="most host memory for copies; the default is half of the free")
     options = parser.parse_args()
     with on_standin.loaded():
-        compare(options.programs, options.shares, options.rounds)
+        compare(options.programs, options.shares, options.rounds, options.host_limit)
 
 
-def compare(programs: list[str], shares: list[float], rounds: int) -> None:
+def compare(programs: list[str], shares: list[float], rounds: int, host_limit: str | None) -> None:
     """Print a line for each program and share of the peak."""
     import torch
     import torch._dynamo  # for all processes, as a limit imports it
@@ -155,7 +157,10 @@ def compare(programs: list[str], shares: list[float], rounds: int) -> None:
     for name in programs:
         live = in_child(run, name, 0)["live"]
         for share in shares:
-            pairs = [(in_child(run, name, int(share * live)), in_child(run, name, 0)) for _ in range(rounds)]
+            pairs = [
+                (in_child(run, name, int(share * live), host_limit), in_child(run, name, 0))
+                for _ in range(rounds)
+            ]
             within, without = (
                 statistics.median(one["seconds"] for one in column) for column in zip(*pairs, strict=True)
             )
