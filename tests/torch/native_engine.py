@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from typing import Any
 
 from mempool.torch.offload.host_engine import ArenaCopy, HostEngine
@@ -99,6 +100,10 @@ class NativeEngine(HostEngine):
         super().mark(prepare)
         self._time += 1e-4
         return self._time
+
+    def current_stream(self) -> int:  # type: ignore[override]
+        """Return the number of the thread, as if each had a stream of its own."""
+        return threading.get_ident()
 
     def waited(self, transfer: Any) -> float:
         return 0.0

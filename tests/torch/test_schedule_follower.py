@@ -277,6 +277,27 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_storages_return_from_native_moves_to_the_stream_of_the_program(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """Another thread ends the moves: a reload on its stream would take memory that it may reuse too early."""
+    mode, program, streams = mode_of(pool := install(1_300_000)), Network(), set[int]()
+
+    def end(_: str, hidden: torch.Tensor) -> None:
+        if mode.transfers.makes_native_moves:
+            thread = threading.Thread(target=mode.transfers.end_native_moves)
+            thread.start()
+            thread.join()
+            streams.update(one.stream for one in mode.storages.records.values() if one.birth is not None)
+
+    program.disturb = end  # type: ignore[method-assign]
+    for _ in range(24):
+        program.step("", 1)
+        pool.plan_now()
+    assert streams == {threading.get_ident()}
+
+
 def test_iterations_that_draw_by_new_generators_are_followed(pool: mempool.torch.TensorPool) -> None:
     program, usual = Tensors(), list(range(COUNT))
 

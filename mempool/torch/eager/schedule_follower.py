@@ -101,6 +101,7 @@ class ScheduleFollower:
         self._is_cuda = self._storages.device == "cuda"
         self._learning: ExpectedOperations | None = None
         self.is_following = False
+        self._stream: Any = None  # of the followed operations
         self.calls = 0
         self._passed_before = self._library.mempool_follower_count()
         if mode.engine.streams:
@@ -163,6 +164,7 @@ class ScheduleFollower:
     def _start(self, expected: ExpectedOperations, at: int) -> None:
         interposer.set_follower(self)  # first, as Ctrl-C may come between
         self._expected, self.is_following = expected, True
+        self._stream = self._mode.engine.current_stream()
         self.is_following = bool(
             self._library.mempool_follower_start(
                 expected.handle,
@@ -285,6 +287,7 @@ class ScheduleFollower:
         birth = None if code < 0 else (code >> _PLACE_BITS, code & (1 << _PLACE_BITS) - 1)
         if (record := self._storages.register(tensor, storage, birth, self._operations.clock)) is None:
             return
+        record.stream = self._stream  # another thread, which may register it, has another one
         if birth is None:
             self._iterations.current.initial_records.append(record)
         else:
