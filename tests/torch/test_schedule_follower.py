@@ -164,7 +164,7 @@ def test_iterations_that_diverge_anywhere_lose_no_bytes(pool: mempool.torch.Tens
 
 
 def test_iteration_like_the_last_calls_python_for_moves_only(pool: mempool.torch.TensorPool) -> None:
-    """Where the interposer makes the moves, Python is not called at all."""
+    """Python is not called at all if the interposer makes the moves."""
     program = Tensors()
     settle(pool, lambda: program.iterate(list(range(COUNT))))
     iterate(pool, lambda: program.iterate(list(range(COUNT))), 2)  # the first one frees copies of evictions

@@ -83,14 +83,10 @@ class Bypass:
         """Record the peak bytes of an iteration that the mode saw; open the bypass after enough low peaks."""
         counts, limit = self._counts, self._headroom.limit_bytes
         moved = counts.iteration_in_bytes > 0 or counts.iteration_out_bytes > 0
-        is_calm = not moved and (
-            most
-            + sum(
-                record.rounded_bytes
-                for record in list(self._storages.records.values())
-                if record.state == OFFLOADED
-            )
-            <= self._iterations.limit_bytes - limit // OPTIONS.bypass_open_divisor
+        records = [] if moved else list(self._storages.records.values())
+        away = sum(record.rounded_bytes for record in records if record.state == OFFLOADED)
+        is_calm = (
+            not moved and most + away <= self._iterations.limit_bytes - limit // OPTIONS.bypass_open_divisor
         )
         self.calm_iterations = self.calm_iterations + 1 if is_calm else 0
         if self.calm_iterations >= self._required:

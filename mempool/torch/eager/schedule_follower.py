@@ -64,7 +64,8 @@ class ExpectedOperations:
     def complete(self) -> None:
         """Set the actions due at each operation."""
         actions, recorded = bytearray(len(self._schedule)), self._schedule.recorded
-        self.moving = moving = {row for one in self._schedule.actions for row, _ in one.after}
+        self.table = MoveTable(self._schedule)
+        self.moving = moving = set(self.table.rows)
         for at, one in enumerate(self._schedule.actions):
             ends = one.after or one.dropped_copies or not moving.isdisjoint(one.results)
             actions[at] = (_BEFORE if one.before else 0) | (_AFTER if ends else 0)
@@ -72,7 +73,6 @@ class ExpectedOperations:
             if place < 0 and row in moving and at < len(actions):  # the mode must register the storage
                 actions[at] |= _SEEN
         interposer.library().mempool_follower_set_actions(self.handle, bytes(actions), len(actions))
-        self.table = MoveTable(self._schedule)
         self.table.set_in(self.handle)
         self.is_ready = True
 
@@ -246,7 +246,6 @@ class ScheduleFollower:
         """Register a storage that was made without the mode; return False for others."""
         code = self._library.mempool_follower_born(storage._cdata) if self.is_following else _UNKNOWN
         if code != _UNKNOWN:
-            self._transfers.end_native_moves()
             self._register(tensor, storage, code)
         return bool(code != _UNKNOWN)
 

@@ -74,9 +74,9 @@ class TransferManager:
 
     def end_native_moves(self) -> None:
         """Let Python make the moves from now on; needed before any use of a record's state."""
-        if self.native is not None and self.native.table is not None:
+        if (native := self.native) is not None and self.makes_native_moves:
             with self.lock:
-                self.native.end()
+                native.end()
 
     def offload(self, record: StorageRecord, at: int = -1) -> None:
         """Start an offload to the planned place `at` on the host, or to any place for -1."""
