@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from models import CNN, MODELS
 
 import mempool.torch
 from mempool.reporting.outcomes import missed
+from mempool.torch.eager.eviction_policy import EvictionPolicy
+from mempool.torch.eager.storages import OFFLOADED, RESIDENT
 from solvers.swap import Link, OffloadPlanner
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
@@ -158,7 +161,7 @@ def test_excess_is_counted_and_reported_once(caplog: pytest.LogCaptureFixture) -
 def test_alternating_iterations_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each fifth step there is a larger evaluation, whose memory is not in the step's plan."""
     limit = 1_800_000
-    with mempool.torch.install(device="cpu", limit=limit) as pool:
+    with mempool.torch.install(device="cpu", background=False, limit=limit) as pool:
         torch.manual_seed(0)
         layers = [part for _ in range(8) for part in (torch.nn.Linear(64, 64), torch.nn.GELU())]
         model = torch.nn.Sequential(*layers)
@@ -182,3 +185,31 @@ def test_alternating_iterations_stay_within_the_limit(monkeypatch: pytest.Monkey
         model(torch.ones(512, 64)).detach().repeat(12, 1)  # no room next to arena and argument
         assert pool.report().to_dict()["swapping"]["beyond"] == before
         assert pool.report().to_dict()["swapping"]["plans"] > 1
+
+
+def test_results_have_room_after_a_reload_splits_the_arena() -> None:
+    """The reload's planned slot lies in the middle of the largest hole."""
+
+    def record(key: int, state: int, size: int) -> Any:
+        return SimpleNamespace(
+            key=key, state=state, rounded_bytes=size, movable=True, last=key, has_valid_copy=False
+        )
+
+    argument, idle = record(1, OFFLOADED, 10), record(2, RESIDENT, 100)
+    storages = SimpleNamespace(resident_bytes=0, records={1: argument, 2: idle})
+    holes = {OFFLOADED: 100, RESIDENT: 60}
+    room = SimpleNamespace(
+        is_checked=True,
+        holds_arena=True,
+        remaining_bytes=lambda: holes[argument.state] + 100 * (idle.state == OFFLOADED),
+    )
+    transfers: Any = SimpleNamespace(
+        captures=0,
+        offload=lambda _: None,
+        release=lambda record: setattr(record, "state", OFFLOADED),
+        reload_each=lambda records: [setattr(record, "state", RESIDENT) for record in records],
+    )
+    counts: Any = SimpleNamespace(over_limit=0, evicted=0)
+    policy = EvictionPolicy(storages, transfers, counts, 1 << 20, room=room)  # type: ignore[arg-type]
+    policy.admit(80, [argument], 3, ahead=False)
+    assert (argument.state, idle.state, counts.evicted) == (RESIDENT, OFFLOADED, 1)

@@ -110,6 +110,8 @@ class EvictionPolicy:
             if not self.clear(keys, now):
                 raise
             self._transfers.reload_each(absent)
+        if needed > self.spare_bytes:  # a reload may have split the arena's largest hole
+            self.make_room(needed, keys, now)
 
     def clear(self, keep: Container[int], now: int) -> bool:
         """Evict all storages except these keys; return whether any was evicted."""
