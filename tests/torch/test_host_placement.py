@@ -19,8 +19,9 @@ from mempool.torch.eager.patterns import RELOAD, schedule_of
 from mempool.torch.eager.recorded_iteration import RecordedIteration, RecordedStep
 from mempool.torch.offload.host_engine import HostEngine
 from mempool.torch.offload.host_memory import pages
-from mempool.torch.offload.host_placement import host_copies
+from mempool.torch.offload.host_placement import host_copies, packed
 from solvers.swap import OffloadPlanner
+from traces.buffers import Buffers
 
 TURNS = 4
 MIB = 1 << 20
@@ -59,6 +60,15 @@ def test_planned_offset_is_free_and_the_copy_lasts_until_its_last_read(data: st.
     planner = OffloadPlanner(step, data.draw(links()), least_bytes=0, tries=1)
     low = planner.floor()[0]
     check_copies(step, planner.hold(low + (step.peak_bytes - low) * data.draw(st.integers(0, 3)) // 4))
+
+
+def test_copies_share_no_memory_in_any_turn() -> None:
+    """The smallest arena would need places that alternate between turns."""
+    lives = [(9, 16), (1, 16), (10, 20), (12, 26), (13, 29), (14, 32), (16, 38), (16, 39), (16, 42), (16, 46)]
+    start, end = zip(*lives, strict=True)
+    at, _ = packed(Buffers.of(start, end, 4096, alignment=4096, period=34))
+    taken = {(place, time % 34) for place, life in zip(at, lives, strict=True) for time in range(*life)}
+    assert len(taken) == sum(end) - sum(start)
 
 
 class Wide:

@@ -57,11 +57,11 @@ def host_copies(step: Step, schedule: Schedule) -> HostCopies:
 
 
 def packed(copies: Buffers) -> tuple[NDArray[np.int64], int]:
-    """Return the offset of each copy, int64[n], and the total bytes in whole pages.
+    """Return the offset of each copy, the same in every turn, int64[n], and the total bytes in whole pages.
 
     Raises:
         PlanError: the sizes exceed the countable range.
     """
-    plan = solve(copies, stop=Stop(nodes=OPTIONS.host_packing_nodes))
+    plan = solve(copies, stop=Stop(nodes=OPTIONS.host_packing_nodes), columns=1)
     assert plan.offset is not None  # no capacity limits the plan
     return plan.offset[:, 0], pages(plan.arena_bytes)
