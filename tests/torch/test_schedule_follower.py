@@ -278,6 +278,30 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
 
 
 @pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_results_kept_longer_than_scheduled_have_their_bytes(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """The schedule offloads results that are not read again, and reuses the copies' memory after their end."""
+    pool, source = install(8 * BYTES + BYTES // 2), torch.ones(ELEMENTS)
+
+    def work(kept: dict[int, torch.Tensor], count: int = 1) -> None:
+        for factor in range(4):
+            first = source * factor
+            for one in 2 * [source + number for number in range(6)]:
+                one.mul_(2)
+            del one
+            kept[factor % count] = first * 3
+
+    settle(pool, lambda: work({}))
+    iterate(pool, lambda: work({}), 2)
+    calls = mode_of(pool).follower.calls
+    iterate(pool, lambda: work({}), 1)
+    assert mode_of(pool).follower.calls == calls
+    work(kept := {}, 4)
+    assert [one[-1].item() for one in kept.values()] == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_storages_return_from_native_moves_to_the_stream_of_the_program(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:
