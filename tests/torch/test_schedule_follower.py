@@ -346,15 +346,30 @@ def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool
     assert mode_of(pool).iterations.limit_bytes == before
 
 
-def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPool) -> None:
-    """The number of iterations needed depends on the measured times of the copies."""
+def test_two_kinds_of_iterations_are_both_followed(
+    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule learns no operations of the other kind, also where the kind was predicted wrongly.
+
+    The number of iterations needed depends on the measured times of the copies.
+    """
     program = Tensors()
-    least = (COUNT, COUNT // 2)
-    kinds = [lambda: program.iterate(list(range(COUNT))), lambda: program.iterate(list(range(COUNT // 2)))]
+    least, patterns = (COUNT, COUNT // 2), mode_of(pool).iterations.patterns
+
+    def short() -> None:
+        program.iterate(list(range(COUNT // 2)))
+        program.tensors[0].neg()
+
+    kinds = [lambda: program.iterate(list(range(COUNT))), short]
     for _ in range(120):
         if all(unseen_operations(pool, work) > count for work, count in zip(kinds, least, strict=True)):
-            return
-    raise AssertionError("one of them is not followed")
+            break
+    long = max(patterns._patterns, key=lambda one: len(one.schedule))
+    assert long.expected.is_ready
+    long.expected = None
+    monkeypatch.setattr(patterns, "predict_next", lambda: long)
+    iterate(pool, short, 4)
+    assert not long.expected.is_ready
 
 
 def test_operations_between_marked_iterations_belong_to_none(pool: mempool.torch.TensorPool) -> None:
