@@ -302,6 +302,17 @@ def test_results_kept_longer_than_scheduled_have_their_bytes(
 
 
 @pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_resizing_a_new_storage_ends_native_moves(pool: mempool.torch.TensorPool) -> None:
+    program, transfers = Tensors(), mode_of(pool).transfers
+    settle(pool, lambda: program.iterate(list(range(COUNT))))
+    iterate(pool, lambda: program.iterate(list(range(COUNT))), 2)
+    made = program.tensors[0] + program.tensors[1]
+    assert transfers.makes_native_moves
+    made.untyped_storage().resize_(2 * BYTES)
+    assert not transfers.makes_native_moves
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_storages_return_from_native_moves_to_the_stream_of_the_program(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:
