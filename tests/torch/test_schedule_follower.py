@@ -277,21 +277,49 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("install", ["native"], indirect=True)
-def test_results_kept_longer_than_scheduled_have_their_bytes(
-    install: Callable[[int], mempool.torch.TensorPool],
-) -> None:
-    """The schedule offloads results that are not read again, and reuses the copies' memory after their end."""
-    pool, source = install(8 * BYTES + BYTES // 2), torch.ones(ELEMENTS)
+def work_with_unread_results() -> Callable[..., None]:
+    source = torch.ones(ELEMENTS)
 
-    def work(kept: dict[int, torch.Tensor], count: int = 1) -> None:
-        for factor in range(4):
+    def work(kept: dict[int, torch.Tensor], count: int = 1, factors: int = 4) -> None:
+        for factor in range(factors):
             first = source * factor
             for one in 2 * [source + number for number in range(6)]:
                 one.mul_(2)
             del one
             kept[factor % count] = first * 3
 
+    return work
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_native_moves_end_once_if_a_new_storage_switches_the_schedule(
+    install: Callable[[int], mempool.torch.TensorPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, work, ends = mode_of(pool := install(8 * BYTES + BYTES // 2)), work_with_unread_results(), list[Any]()
+    settle(pool, lambda: work({}))
+    iterate(pool, lambda: work({}), 2)
+    work(kept := {}, 1, 2)
+    native, register = mode.transfers.native, mode.transfers.native._register
+
+    def register_other_size(*birth: Any) -> Any:
+        monkeypatch.setattr(native, "_register", register)
+        found = register(*birth)
+        mode.iterations._switch()
+        return found
+
+    monkeypatch.setattr(native, "_register", register_other_size)
+    monkeypatch.setattr(native, "count", lambda: ends.append(kept))
+    mode.transfers.end_native_moves()
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_results_kept_longer_than_scheduled_have_their_bytes(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """The schedule offloads results that are not read again, and reuses the copies' memory after their end."""
+    pool = install(8 * BYTES + BYTES // 2)
+    work = work_with_unread_results()
     settle(pool, lambda: work({}))
     iterate(pool, lambda: work({}), 2)
     calls = mode_of(pool).follower.calls
