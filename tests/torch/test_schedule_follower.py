@@ -295,7 +295,8 @@ def work_with_unread_results() -> Callable[..., None]:
 def test_native_moves_end_once_if_a_new_storage_switches_the_schedule(
     install: Callable[[int], mempool.torch.TensorPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode, work, ends = mode_of(pool := install(8 * BYTES + BYTES // 2)), work_with_unread_results(), list[Any]()
+    mode, work = mode_of(pool := install(8 * BYTES + BYTES // 2)), work_with_unread_results()
+    ends = list[Any]()
     settle(pool, lambda: work({}))
     iterate(pool, lambda: work({}), 2)
     work(kept := {}, 1, 2)
@@ -317,7 +318,7 @@ def test_native_moves_end_once_if_a_new_storage_switches_the_schedule(
 def test_results_kept_longer_than_scheduled_have_their_bytes(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:
-    """The schedule offloads results that are not read again, and reuses the copies' memory after their end."""
+    """The schedule offloads results that are not read again, and then reuses the copies' memory."""
     pool = install(8 * BYTES + BYTES // 2)
     work = work_with_unread_results()
     settle(pool, lambda: work({}))
