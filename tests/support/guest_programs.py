@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -58,3 +59,31 @@ def silent() -> Iterator[None]:
         yield
     finally:
         os.dup2(kept, 2)
+
+
+def native_allocations() -> int:
+    """Return the number of blocks allocated by PyTorch's own allocator."""
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+
+def allow(size: int) -> None:
+    """Limit the bytes that PyTorch's allocator holds."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(size / total)
+
+
+def counts(pool: mempool.torch.TensorPool) -> dict[str, int]:
+    """Return the requests above the small-size threshold, and how many of them hit or missed."""
+    found, outcomes = values(pool), pool.client.stats()["outcomes"]
+    return {"requests": sum(outcomes.values()), "hits": found["hits"], "misses": found["misses"]}
+
+
+def logged() -> list[str]:
+    """Return a list that gets each later line of the log."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("mempool")
+    log.addHandler(handler)
+    log.propagate = False
+    return said

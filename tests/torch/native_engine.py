@@ -120,3 +120,8 @@ class NativeEngine(HostEngine):
         for waiting in self._waiting.values():
             while waiting and any(number == event for number, _ in waiting):
                 ctypes.memmove(*waiting.pop(0)[1])
+
+    def make_all(self) -> None:
+        for waiting in self._waiting.values():
+            if waiting:
+                self.make(waiting[-1][0])

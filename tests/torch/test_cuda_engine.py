@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -198,6 +200,34 @@ def test_memory_unused_for_many_iterations_is_unlocked_after_its_copies() -> Non
     assert made.host_bytes == 64 << 20
     assert not target.any()
     assert runtime.locks == 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_adjacent_unused_parts_join_for_a_larger_copy(seed: int) -> None:
+    """Copies keep their places, and each lies in memory that was locked at once."""
+    draw, most, copies = random.Random(seed), 64 * PAGE, dict[int, int]()
+    memory = FakeRuntime().locked(most)
+    arena, joined = pinned_memory.PinnedArena(memory, most), 0
+    for _ in range(200):
+        size = draw.randint(1, 24) * PAGE
+        if draw.random() < 0.5:
+            arena.reserve(arena.size + size)
+        elif copies and draw.random() < 0.6:
+            at = draw.choice(list(copies))
+            arena.release(at, copies.pop(at))
+        else:
+            if (at := arena.allocate(size)) is None and arena.join(size):
+                joined += 1
+                at = arena.allocate(size)
+                assert at is not None
+            if at is not None:
+                copies[at] = size
+        places = sorted(copies.items())
+        assert all(at + size <= later for (at, size), (later, _) in itertools.pairwise(places))
+        assert all(any(b <= at and at + size <= e for b, e in memory._parts) for at, size in places)
+        assert arena.used == sum(copies.values())
+        assert sum(e - b for b, e in memory._parts) == arena.size <= most
+    assert joined
 
 
 def test_planned_bytes_are_locked_at_once() -> None:

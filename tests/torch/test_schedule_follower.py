@@ -341,6 +341,42 @@ def test_resizing_a_new_storage_ends_native_moves(pool: mempool.torch.TensorPool
     assert not transfers.makes_native_moves
 
 
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("count", [3, 6])
+def test_unseen_writes_of_the_followed_thread_make_copies_stale(
+    pool: mempool.torch.TensorPool, count: int, reads: bool
+) -> None:
+    """As after a guard that restores the thread's keys of before the installation."""
+    program, usual = Tensors(), list(range(COUNT))
+    settle(pool, lambda: program.iterate(usual))
+    iterate(pool, lambda: program.iterate(usual), 2)
+    program.iterate(usual, count)
+    if isinstance(engine := mode_of(pool).engine, NativeEngine):
+        engine.make_all()
+    for key in ("DeferredInit", "Python", "PythonTLSSnapshot"):
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+    for at, tensor in enumerate(program.tensors):
+        tensor.mul_(-1)
+        program.values[at] *= -1
+    if reads:
+        assert [tensor.numpy()[-1] for tensor in program.tensors] == program.values
+    pool.step()
+    program.iterate(usual)
+
+
+def test_profile_has_the_operations_of_followed_iterations(pool: mempool.torch.TensorPool) -> None:
+    """Even if the profile begins in the middle of an iteration."""
+    program, usual = Tensors(), list(range(COUNT))
+    settle(pool, lambda: program.iterate(usual))
+    with torch.profiler.profile() as whole:
+        assert unseen_operations(pool, lambda: program.iterate(usual)) > COUNT
+    program.iterate(usual, COUNT // 2)
+    with torch.profiler.profile() as half:
+        program.iterate(usual, COUNT - COUNT // 2)
+    counts = [[one.name for one in profile.events()].count("aten::mul_") for profile in (whole, half)]
+    assert counts == [COUNT, COUNT - COUNT // 2]
+
+
 @pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_storages_return_from_native_moves_to_the_stream_of_the_program(
     install: Callable[[int], mempool.torch.TensorPool],

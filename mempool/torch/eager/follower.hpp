@@ -243,6 +243,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
   all.is_checked = is_checked != 0;
   all.foreign_bytes = foreign_bytes;
   all.state.store(Follower::kFollowing, std::memory_order_release);
+  records.stop();
   return 1;
 }
 
@@ -254,7 +255,10 @@ MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   for (auto& [_, one] : all.made) one.born = kOlder;
 }
 
-MEMPOOL_EXPORT void mempool_follower_stop() { follower().state.store(Follower::kOff, std::memory_order_release); }
+MEMPOOL_EXPORT void mempool_follower_stop() {
+  follower().state.store(Follower::kOff, std::memory_order_release);
+  records.resume();
+}
 MEMPOOL_EXPORT std::size_t mempool_follower_position() { return follower().at; }
 MEMPOOL_EXPORT void mempool_follower_advance(std::size_t at) { follower().at = at; }
 MEMPOOL_EXPORT std::uint64_t mempool_follower_count() { return follower().followed; }

@@ -19,7 +19,8 @@
 //
 // An operation that does not arrive here, as in a thread that does not include the key yet or below another dispatch mode, is seen
 // by a global RecordFunction callback: no storage gives up memory until the operation has ended, and if it may write, all copies
-// on the host count as stale.
+// on the host count as stale. A thread that follows a schedule does without the callback
+// (`Records`).
 #include "bypass.hpp"
 #include "entries.hpp"
 #include "follower.hpp"
@@ -226,6 +227,7 @@ std::unique_ptr<at::ObserverContext> meet(const at::RecordFunction& function) {
 void pass(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kKey);
   repeat.end();
+  records.update(follower().is_following());
   if (standby().is_off()) {  // a guard has restored the keys of before
     include_keys(false);
     op.callBoxed(stack);
@@ -345,6 +347,7 @@ MEMPOOL_EXPORT void mempool_interposer_remove(const void* mode) {
 // operation that the mode handles. Return the previous kind.
 MEMPOOL_EXPORT int mempool_interposer_set_kind(int kind) {
   repeat.end();
+  records.update(follower().is_following());
   const int before = is_internal ? 1 : is_off_stack ? 2 : 0;
   is_internal = kind == 1;
   is_off_stack = kind != 0;  // PyTorch has taken the mode off the stack

@@ -429,6 +429,47 @@ struct InternalScope {
   InternalScope& operator=(const InternalScope&) = delete;
 };
 
+// PyTorch's records of this thread's operations. While there is any callback, such as this library's own, PyTorch makes a record of
+// each operation, of its inner operations, and of each node of a backward pass, which takes as long as everything else that follows a
+// schedule. The callback has no work in a thread whose operations arrive here, so such a thread makes no records while it follows
+// a schedule, unless others have callbacks. A backward pass hands this state on to its threads.
+class Records {
+ public:
+  // Make no more records, if nobody else has callbacks.
+  void stop() {
+    resume();
+    if (!c10::impl::tls_is_dispatch_key_included(kKey) || TorchDispatchModeTLS::stack_len() == 0 || has_listeners()) return;
+    have_stopped_ = true;
+    at::enableRecordFunction(false);
+  }
+  // Make records again. Operations that did not arrive here meanwhile may have written.
+  void resume() {
+    if (!have_stopped_ || at::isRecordFunctionEnabled()) return;
+    at::enableRecordFunction(true);
+    if (!c10::impl::tls_is_dispatch_key_included(kKey)) ++unseen_writes;
+  }
+  // Make records again if the thread no longer follows a schedule, its operations no longer arrive here, or a profiler has begun. The
+  // end of a backward pass may have restored the state of its beginning.
+  void update(bool is_following) {
+    if (!have_stopped_) return;
+    if (!is_following || !c10::impl::tls_is_dispatch_key_included(kKey) || torch::profiler::impl::profilerEnabled()) resume();
+  }
+
+ private:
+  static bool has_listeners() {
+    for (std::size_t at = 0; at < static_cast<std::size_t>(at::RecordScope::NUM_SCOPES); ++at) {
+      const auto scope = static_cast<at::RecordScope>(at);
+      const auto found = at::getStepCallbacksUnlessEmpty(scope);
+      const std::size_t own = scope == at::RecordScope::FUNCTION ? 1 : 0;
+      if (found && found->callbacks_.size() > own) return true;
+    }
+    return false;
+  }
+
+  bool have_stopped_ = false;  // at any time
+};
+thread_local Records records;
+
 // Call a function of interposer.py, and return the results.
 torch::jit::Stack call_python(const c10::OperatorHandle& function, torch::jit::Stack arguments) {
   const InternalScope scope;

@@ -307,8 +307,10 @@ class CudaEngine:
             if [*self._streams] != [stream] or not isinstance(self._runtime, CudaRuntime):
                 return None
             self._free_dropped(wait=True)
-            if (at := self._arena.allocate(size)) is None and self._arena.grow(size):
-                at = self._arena.allocate(size)
+            if (at := self._arena.allocate(size)) is None:
+                self._synchronize_copies()
+                if self._arena.join(size) or self._arena.grow(size):
+                    at = self._arena.allocate(size)
             if at is None:
                 return None
             streams = stream.cuda_stream, self._out.cuda_stream, self._in.cuda_stream

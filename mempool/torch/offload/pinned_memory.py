@@ -126,6 +126,34 @@ class PinnedArena:
             self._add(min(max(needed, OPTIONS.pinned_step_bytes), left))
         return True
 
+    def join(self, size: int) -> bool:
+        """Lock adjacent unused parts anew as one part for `size` bytes, past the present end if necessary.
+
+        Return False if there are no such parts. No copy may be under way.
+        """
+        needed, count = pages(size), len(self._parts)
+        for first, begin in enumerate(self._begins):
+            end, last = begin, first
+            while last < count and end - begin < needed and not self._parts[last].used:
+                end, last = end + self._parts[last].size, last + 1
+            if last == count and last > first:
+                end = max(end, min(begin + needed, self._most))
+            if end - begin < needed:
+                continue
+            for row in range(first, last):
+                self._memory.release(self._begins[row], self._parts[row].size)
+            if self._is_pageable or not self._memory.lock(begin, end - begin):
+                self.note_refusal(end - begin)
+            joined = slice(first, last)
+            self._begins[joined], self._parts[joined], self._idle[joined] = (
+                [begin],
+                [FreeList(end - begin)],
+                [0],
+            )
+            self.size = max(self.size, end)
+            return True
+        return False
+
     def reserve(self, size: int) -> None:
         """Lock memory in advance until the arena has `size` bytes, in as few parts as CUDA permits."""
         more = missing = min(pages(size), self._most) - self.size
