@@ -45,10 +45,12 @@ def of_images() -> tuple[Any, Callable[[Any], Any]]:
     return model, lambda model: model(batch).square().mean()
 
 
-def step_seconds(make: Callable[[], tuple[Any, Callable[[Any], Any]]], share: str) -> tuple[list[float], Any]:
-    """Return the modelled seconds of each step within a limit, and the last schedule."""
+def step_seconds(
+    make: Callable[[], tuple[Any, Callable[[Any], Any]]], share: str
+) -> tuple[list[float], list[float], Any]:
+    """Return the modelled seconds of each step within a limit, those waited, and the last schedule."""
     clock.start(rates_of("H100", (9, 0)), Link.of_rate(50e9))
-    seconds = []
+    seconds, waited = [], [0.0]
     with mempool.torch.install(device="cuda", backend="pluggable", limit=share, background=False) as pool:
         model, loss_of = make()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -62,17 +64,20 @@ def step_seconds(make: Callable[[], tuple[Any, Callable[[Any], Any]]], share: st
             del loss
             seconds.append(clock.now() - begin)
             pool.plan_now()
+            waited.append(pool.report().to_dict()["swapping"]["waited_seconds"])
         offloading = pool.offloading
         assert offloading is not None
+        assert offloading.mode.transfers.makes_native_moves
         schedule = offloading.mode.iterations.schedule
-    return seconds, schedule
+    return seconds, [now - before for before, now in pairwise(waited)], schedule
 
 
 def check(make: Callable[[], tuple[Any, Callable[[Any], Any]]], share: str) -> None:
-    seconds, schedule = step_seconds(make, share)
+    seconds, waited, schedule = step_seconds(make, share)
     predicted = schedule.recorded.step.duration + schedule.swap.stall_seconds
     assert schedule.swap.stall_seconds > 0
     assert abs(seconds[-1] / predicted - 1) < 0.01, (seconds, predicted)
+    assert abs(waited[-1] / schedule.swap.stall_seconds - 1) < 0.01, (waited, schedule.swap.stall_seconds)
 
 
 @alone

@@ -8,6 +8,10 @@
 // stream that copies from the device waits for the program's stream, which has waited for all reloads of resident storages.
 #pragma once
 
+#include <c10/core/Event.h>
+
+#include <deque>
+
 #include "entries.hpp"
 
 extern "C" {
@@ -51,7 +55,7 @@ class Moves {
   };
 
   struct Counts {
-    std::int64_t out_bytes, in_bytes, delayed, waits;
+    std::int64_t out_bytes, in_bytes, delayed, waits, waited_nanoseconds;
   };
 
   bool is_active() const { return is_active_.load(std::memory_order_acquire); }
@@ -61,6 +65,11 @@ class Moves {
     const std::lock_guard lock(mutex_);
     number_ = number;
     engine_ = engine;
+    stream_.reset();
+    if (const c10::DeviceType device = entries().place.device; device == c10::DeviceType::CUDA) {
+      const c10::impl::VirtualGuardImpl guard(device);
+      stream_ = guard.getStream(guard.getDevice());
+    }
     rows_ = std::vector<Row>(rows);
     for (std::size_t at = 0; at < rows; ++at) rows_[at].bytes = static_cast<std::size_t>(bytes[at]);
     row_of_.clear();
@@ -155,8 +164,15 @@ class Moves {
     return found;
   }
 
+  // Return the counts since the last call; the time of a wait counts once the device has passed the wait.
   Counts take_counts() {
     const std::lock_guard lock(mutex_);
+    try {
+      for (; !waits_.empty() && waits_.front().after.query(); waits_.pop_front())
+        counts_.waited_nanoseconds += static_cast<std::int64_t>(1e6 * waits_.front().before.elapsedTime(waits_.front().after));
+    } catch (const c10::Error&) {  // in a forked child
+      waits_.clear();
+    }
     return std::exchange(counts_, {});
   }
 
@@ -173,6 +189,11 @@ class Moves {
     c10::intrusive_ptr<c10::StorageImpl> landing{};  // new device memory while a reload fills it
     std::uint64_t copy_writes = 0;                   // when the reload began
   };
+
+  struct Wait {
+    c10::Event before, after;
+  };
+  static constexpr std::size_t kTimedWaits = 4096;  // at most, as in options.py
 
   void bind(std::size_t at, c10::weak_intrusive_ptr<c10::StorageImpl> storage) {
     Row& row = rows_[at];
@@ -276,9 +297,24 @@ class Moves {
     void* const ended = std::exchange(row.ended, nullptr);
     if (engine_.functions->has_passed(ended) == 0) {
       ++counts_.waits;
+      std::optional<c10::Event> before = moment();
       engine_.functions->order_before(ended, engine_.program);
+      if (std::optional<c10::Event> after = moment(); before && after) waits_.push_back({*std::move(before), *std::move(after)});
+      if (waits_.size() > kTimedWaits) waits_.pop_front();
     }
     engine_.functions->release(ended);
+  }
+
+  // Return the program's stream's present moment for measurements; nothing on a CPU, or where CUDA refuses.
+  std::optional<c10::Event> moment() const {
+    if (!stream_) return {};
+    try {
+      c10::Event event(stream_->device_type(), c10::EventFlag::BACKEND_DEFAULT);
+      event.record(*stream_);
+      return event;
+    } catch (const c10::Error&) {
+      return {};
+    }
   }
 
   // Release the storages whose offloads have ended.
@@ -294,6 +330,8 @@ class Moves {
   std::vector<Row> rows_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> row_of_;
   Counts counts_{};
+  std::optional<c10::Stream> stream_{};  // the program's; nothing on a CPU
+  std::deque<Wait> waits_;               // of the program's stream, not measured yet
 };
 
 Moves& moves() {
@@ -313,11 +351,12 @@ MEMPOOL_EXPORT void mempool_moves_bind(std::size_t row, c10::StorageImpl* storag
 }
 MEMPOOL_EXPORT int mempool_moves_end_iteration() { return moves().end_iteration() ? 1 : 0; }
 
-// Write bytes offloaded and reloaded, reloads without room, and waits since the last call to `counts`.
+// Write bytes offloaded and reloaded, reloads without room, waits, and nanoseconds waited since the last call to `counts`.
 MEMPOOL_EXPORT void mempool_moves_counts(std::int64_t* counts) {
   const Moves::Counts taken = moves().take_counts();
   counts[0] = taken.out_bytes;
   counts[1] = taken.in_bytes;
   counts[2] = taken.delayed;
   counts[3] = taken.waits;
+  counts[4] = taken.waited_nanoseconds;
 }

@@ -99,7 +99,7 @@ class NativeMoves:
         self._lent: dict[int, StorageRecord] = {}  # persistent storages, by index in `MoveTable.rows`
         self._native: NativeCopies | None = None
         self._number = 0  # of the last beginning
-        self._counted = (ctypes.c_int64 * 4)()
+        self._counted = (ctypes.c_int64 * 5)()
         self.table: MoveTable | None = None
 
     def begin(self, table: MoveTable, rows: dict[int, StorageRecord]) -> None:
@@ -187,8 +187,9 @@ class NativeMoves:
     def count(self) -> None:
         """Add the interposer's counts."""
         self._library.mempool_moves_counts(self._counted)
-        out_bytes, in_bytes, delayed, waits = self._counted
+        out_bytes, in_bytes, delayed, waits, waited_nanoseconds = self._counted
         self._counts.out_bytes += out_bytes
         self._counts.in_bytes += in_bytes
         self._counts.delayed_reloads += delayed
         self._counts.waits += waits
+        self._counts.waited_seconds += waited_nanoseconds / 1e9
