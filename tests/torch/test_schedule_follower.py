@@ -378,6 +378,36 @@ def test_profile_has_the_operations_of_followed_iterations(pool: mempool.torch.T
 
 
 @pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_operations_do_not_wait_for_another_thread_in_the_end_of_native_moves(
+    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation may hold Python's lock, which the other thread needs to release references to storages."""
+    program, transfers = Tensors(), mode_of(pool).transfers
+    settle(pool, lambda: program.iterate(list(range(COUNT))))
+    iterate(pool, lambda: program.iterate(list(range(COUNT))), 2)
+    program.iterate(list(range(COUNT)), COUNT // 2)
+    begun, goes_on, results = threading.Event(), threading.Event(), list[bool]()
+    make, end = mode_of(pool).engine.make, transfers.end_native_moves
+
+    def make_late(event: int) -> None:
+        begun.set()
+        results.append(goes_on.wait(20))
+        make(event)
+
+    def end_here() -> None:
+        goes_on.set()
+        end()
+
+    monkeypatch.setattr(mode_of(pool).engine, "make", make_late)
+    (thread := threading.Thread(target=end)).start()
+    assert begun.wait(20)
+    monkeypatch.setattr(transfers, "end_native_moves", end_here)
+    program.iterate(list(range(COUNT // 2, COUNT)))
+    thread.join()
+    assert all(results)
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_storages_return_from_native_moves_to_the_stream_of_the_program(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:

@@ -90,8 +90,8 @@ class Moves {
   // Make the moves due before an operation, and wait for its arguments. Return false if Python must act.
   template <class MayLack>
   bool make_before(const std::vector<Move>& moves, const Storages& arguments, MayLack may_lack) {
-    const std::lock_guard lock(mutex_);
-    if (!is_active()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || !is_active()) return false;
     for (const Move& move : moves) {
       Row& row = rows_[move.row];
       if (move.kind == Move::kRelease) {
@@ -110,8 +110,8 @@ class Moves {
 
   // Bind an operation's new storages, and start the offloads due after the operation. Return false if Python must act.
   bool make_after(const std::vector<Move>& moves, const Storages& results) {
-    const std::lock_guard lock(mutex_);
-    if (!is_active()) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || !is_active()) return false;
     for (const Move& move : moves) {
       Row& row = rows_[move.row];
       if (move.kind == Move::kBind) {
@@ -324,7 +324,9 @@ class Moves {
   }
 
   std::atomic<bool> is_active_{false};
-  std::mutex mutex_;  // of all below
+  // Of all below. An operation does not wait for it: it may hold Python's lock, which `end` in another thread may need, as references
+  // to storages count in Python, too.
+  std::mutex mutex_;
   std::int64_t number_ = 0;
   Engine engine_{};
   std::vector<Row> rows_;
