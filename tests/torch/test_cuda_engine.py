@@ -19,6 +19,8 @@ from fake_streams import FakeRuntime
 
 from mempool.errors import UsageError
 from mempool.torch.eager.mode import OffloadMode
+from mempool.torch.eager.storages import StorageRegistry
+from mempool.torch.eager.transfers import OffloadCounters, TransferManager
 from mempool.torch.offload import cuda_engine, pinned_memory
 from mempool.torch.offload.cuda_engine import CudaEngine
 from mempool.torch.offload.engine import HostFullError, OffloadRefusedError
@@ -74,8 +76,9 @@ def bytes_of(engine: CudaEngine, copy: Any) -> set[int]:
     return set(ctypes.string_at(engine.address(copy), copy.size))
 
 
+@pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
+def test_late_streams_wait_for_copies_and_copies_for_them(seed: int, lends: bool) -> None:
     """The tensor's stream had work before the engine was made; another stream moves the tensor."""
     runtime, made = engine(seed=seed)
     late, memory = runtime.stream(), torch.zeros(SIZE, dtype=torch.uint8)
@@ -85,9 +88,14 @@ def test_late_streams_wait_for_copies_and_copies_for_them(seed: int) -> None:
     made.wait(leaving)
     again = torch.zeros(SIZE, dtype=torch.uint8)
     made.wait(made.reload(copy, again))
+    storages = StorageRegistry(CPU, 64)
+    record = storages.register(again, again.untyped_storage(), None, 0)
     wrong = list[str]()
     with runtime.using(late):
-        made.note_stream()
+        if lends and record is not None:
+            TransferManager(made, storages, OffloadCounters()).lend(record)
+        else:
+            made.note_stream()
         late.do(lambda: wrong.extend([] if again.eq(7).all() else ["read before it was back"]))
         late.do(lambda: memory.fill_(9))  # the memory serves the next request on this stream
     runtime.finish()

@@ -229,9 +229,10 @@ class TransferManager:
             self._in_flight.pop(record.number, None)
 
     def reload_now(self, record: StorageRecord) -> None:
-        """Reload a storage and wait for the reload."""
+        """Reload a storage and wait for the reload, also on a stream that waited for no earlier reload."""
         with self.lock:
             self.end_native_moves()
+            self._engine.note_stream()
             if record.state == OFFLOADED:
                 self._counts.on_demand += 1
                 self.reload(record)
