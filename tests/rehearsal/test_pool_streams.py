@@ -88,10 +88,17 @@ def test_thread_without_a_context_orders_the_default_stream() -> None:
     data, stream = torch.empty(MIB, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
     with torch.cuda.stream(stream):
         data.zero_()
-    event = CudaCopies(DRIVER).record(stream.cuda_stream)
-    thread = threading.Thread(target=event.order_before, args=(torch.cuda.current_stream().cuda_stream,))
+    events = [CudaCopies(DRIVER).record(stream.cuda_stream)]
+    queue = torch.cuda.current_stream().cuda_stream
+
+    def order() -> None:
+        assert not events[0].query()
+        events.pop().order_before(queue)
+
+    thread = threading.Thread(target=order)
     thread.start()
     thread.join()
+    assert events == []
     data.zero_()
     torch.cuda.synchronize()
     standin_torch.check_faults()

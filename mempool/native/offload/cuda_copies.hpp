@@ -11,14 +11,14 @@
 
 namespace mempool {
 
-// Guard in which a context is the thread's current one; the default stream is that of the current context.
+// Guard in which a context is the thread's current one, which most calls need: the default stream is that of the current context.
 class EnteredContext {
  public:
-  EnteredContext(const CudaDriver& driver, CuContext context) : driver_(driver) {
+  // Where the driver refuses, it refuses the calls within the guard, too.
+  EnteredContext(const CudaDriver& driver, CuContext context) noexcept : driver_(driver) {
     CuContext current = nullptr;
     if (driver.context_current(&current) == cu::kSuccess && current == context) return;
-    check(driver, driver.context_push(context), "cuCtxPushCurrent");
-    pushed_ = true;
+    pushed_ = driver.context_push(context) == cu::kSuccess;
   }
   ~EnteredContext() {
     CuContext popped = nullptr;
@@ -26,10 +26,6 @@ class EnteredContext {
   }
   EnteredContext(const EnteredContext&) = delete;
   EnteredContext& operator=(const EnteredContext&) = delete;
-
-  static void check(const CudaDriver& driver, CuCode code, const char* asked) {
-    if (code != cu::kSuccess) throw std::runtime_error(std::string(asked) + ": " + driver.text(code));
-  }
 
  private:
   const CudaDriver& driver_;
@@ -41,26 +37,34 @@ class StreamEvent {
  public:
   // Called in the context.
   StreamEvent(const CudaDriver& driver, CuContext context, CuStream stream) : driver_(driver), context_(context) {
-    EnteredContext::check(driver, driver.event_create(&event_, cu::kDisableTiming), "cuEventCreate");
+    check(driver, driver.event_create(&event_, cu::kDisableTiming), "cuEventCreate");
     if (const CuCode code = driver.event_record(event_, stream); code != cu::kSuccess) {
       driver.event_destroy(event_);
-      EnteredContext::check(driver, code, "cuEventRecord");
+      check(driver, code, "cuEventRecord");
     }
   }
-  ~StreamEvent() { driver_.event_destroy(event_); }
+  ~StreamEvent() {
+    const EnteredContext entered(driver_, context_);
+    driver_.event_destroy(event_);
+  }
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
   // Return whether the moment has passed.
   bool query() const {
+    const EnteredContext entered(driver_, context_);
     const CuCode code = driver_.event_query(event_);
-    if (code != cu::kNotReady && code != cu::kDeinitialized) EnteredContext::check(driver_, code, "cuEventQuery");
+    if (code != cu::kNotReady && code != cu::kDeinitialized) check(driver_, code, "cuEventQuery");
     return code != cu::kNotReady;
   }
   // Let later work of a stream of the context wait for the moment.
   void order_before(CuStream stream) const {
     const EnteredContext entered(driver_, context_);
-    EnteredContext::check(driver_, driver_.stream_wait(stream, event_, 0), "cuStreamWaitEvent");
+    check(driver_, driver_.stream_wait(stream, event_, 0), "cuStreamWaitEvent");
+  }
+
+  static void check(const CudaDriver& driver, CuCode code, const char* asked) {
+    if (code != cu::kSuccess) throw std::runtime_error(std::string(asked) + ": " + driver.text(code));
   }
 
  private:
@@ -74,7 +78,7 @@ class StreamEvent {
 class CudaCopies {
  public:
   explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {
-    EnteredContext::check(driver_, driver_.context_current(&context_), "cuCtxGetCurrent");
+    StreamEvent::check(driver_, driver_.context_current(&context_), "cuCtxGetCurrent");
     if (context_ == nullptr) throw std::runtime_error("this thread has no CUDA context");
   }
 
@@ -89,7 +93,7 @@ class CudaCopies {
     const EnteredContext entered(driver_, context_);
     for (CuStream other : after) StreamEvent(driver_, context_, other).order_before(stream);
     for (const StreamEvent* event : events) event->order_before(stream);
-    EnteredContext::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
+    StreamEvent::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
     return std::make_unique<StreamEvent>(driver_, context_, stream);
   }
 
