@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import warnings
 
 import pytest
@@ -16,6 +17,8 @@ if __name__ == "__main__":  # pytest's own process has no stand-in, without whic
     import torch.distributed.fsdp
 
     import mempool.torch
+    from mempool._core import CudaCopies
+    from mempool.cuda import DRIVER
     from mempool.rehearsal import ranks
 
 MIB = 1 << 20
@@ -77,6 +80,20 @@ def test_collectives_register_the_arena_that_planned_tensors_lie_in(first: str) 
     assert [standin_torch.registrations(one) for one in kept] == [1] * 3
     torch.cuda.synchronize()
     torch.distributed.destroy_process_group()
+    standin_torch.check_faults()
+
+
+@alone
+def test_thread_without_a_context_orders_the_default_stream() -> None:
+    data, stream = torch.empty(MIB, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        data.zero_()
+    event = CudaCopies(DRIVER).record(stream.cuda_stream)
+    thread = threading.Thread(target=event.order_before, args=(torch.cuda.current_stream().cuda_stream,))
+    thread.start()
+    thread.join()
+    data.zero_()
+    torch.cuda.synchronize()
     standin_torch.check_faults()
 
 

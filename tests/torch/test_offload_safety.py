@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def _rng(tensor: Any) -> Any:
 
 
 def _typed(tensor: Any) -> Any:
-    with pytest.warns(UserWarning, match="TypedStorage is deprecated"):
+    with warnings.catch_warnings(action="ignore"):  # PyTorch warns once per process
         return tensor.storage().tolist()
 
 

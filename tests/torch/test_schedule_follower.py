@@ -277,6 +277,70 @@ def test_native_moves_that_end_anywhere_keep_the_losses(
         assert torch.equal(one, other)
 
 
+def work_with_unread_results() -> Callable[..., None]:
+    source = torch.ones(ELEMENTS)
+
+    def work(kept: dict[int, torch.Tensor], count: int = 1, factors: int = 4) -> None:
+        for factor in range(factors):
+            first = source * factor
+            for one in 2 * [source + number for number in range(6)]:
+                one.mul_(2)
+            del one
+            kept[factor % count] = first * 3
+
+    return work
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_native_moves_end_once_if_a_new_storage_switches_the_schedule(
+    install: Callable[[int], mempool.torch.TensorPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, work = mode_of(pool := install(8 * BYTES + BYTES // 2)), work_with_unread_results()
+    ends = list[Any]()
+    settle(pool, lambda: work({}))
+    iterate(pool, lambda: work({}), 2)
+    work(kept := {}, 1, 2)
+    native, register = mode.transfers.native, mode.transfers.native._register
+
+    def register_other_size(*birth: Any) -> Any:
+        monkeypatch.setattr(native, "_register", register)
+        found = register(*birth)
+        mode.iterations._switch()
+        return found
+
+    monkeypatch.setattr(native, "_register", register_other_size)
+    monkeypatch.setattr(native, "count", lambda: ends.append(kept))
+    mode.transfers.end_native_moves()
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_results_kept_longer_than_scheduled_have_their_bytes(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    """The schedule offloads results that are not read again, and then reuses the copies' memory."""
+    pool = install(8 * BYTES + BYTES // 2)
+    work = work_with_unread_results()
+    settle(pool, lambda: work({}))
+    iterate(pool, lambda: work({}), 2)
+    calls = mode_of(pool).follower.calls
+    iterate(pool, lambda: work({}), 1)
+    assert mode_of(pool).follower.calls == calls
+    work(kept := {}, 4)
+    assert [one[-1].item() for one in kept.values()] == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_resizing_a_new_storage_ends_native_moves(pool: mempool.torch.TensorPool) -> None:
+    program, transfers = Tensors(), mode_of(pool).transfers
+    settle(pool, lambda: program.iterate(list(range(COUNT))))
+    iterate(pool, lambda: program.iterate(list(range(COUNT))), 2)
+    made = program.tensors[0] + program.tensors[1]
+    assert transfers.makes_native_moves
+    made.untyped_storage().resize_(2 * BYTES)
+    assert not transfers.makes_native_moves
+
+
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("count", [3, 6])
 def test_unseen_writes_of_the_followed_thread_make_copies_stale(
@@ -358,15 +422,30 @@ def test_kept_results_of_followed_operations_are_no_foreign_memory(pool: mempool
     assert mode_of(pool).iterations.limit_bytes == before
 
 
-def test_two_kinds_of_iterations_are_both_followed(pool: mempool.torch.TensorPool) -> None:
-    """The number of iterations needed depends on the measured times of the copies."""
+def test_two_kinds_of_iterations_are_both_followed(
+    pool: mempool.torch.TensorPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule learns no operations of the other kind, also where the kind was predicted wrongly.
+
+    The number of iterations needed depends on the measured times of the copies.
+    """
     program = Tensors()
-    least = (COUNT, COUNT // 2)
-    kinds = [lambda: program.iterate(list(range(COUNT))), lambda: program.iterate(list(range(COUNT // 2)))]
+    least, patterns = (COUNT, COUNT // 2), mode_of(pool).iterations.patterns
+
+    def short() -> None:
+        program.iterate(list(range(COUNT // 2)))
+        program.tensors[0].neg()
+
+    kinds = [lambda: program.iterate(list(range(COUNT))), short]
     for _ in range(120):
         if all(unseen_operations(pool, work) > count for work, count in zip(kinds, least, strict=True)):
-            return
-    raise AssertionError("one of them is not followed")
+            break
+    long = max(patterns._patterns, key=lambda one: len(one.schedule))
+    assert long.expected.is_ready
+    long.expected = None
+    monkeypatch.setattr(patterns, "predict_next", lambda: long)
+    iterate(pool, short, 4)
+    assert not long.expected.is_ready
 
 
 def test_operations_between_marked_iterations_belong_to_none(pool: mempool.torch.TensorPool) -> None:

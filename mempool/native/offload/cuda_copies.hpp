@@ -11,14 +11,40 @@
 
 namespace mempool {
 
+// Guard in which a context is the thread's current one; the default stream is that of the current context.
+class EnteredContext {
+ public:
+  EnteredContext(const CudaDriver& driver, CuContext context) : driver_(driver) {
+    CuContext current = nullptr;
+    if (driver.context_current(&current) == cu::kSuccess && current == context) return;
+    check(driver, driver.context_push(context), "cuCtxPushCurrent");
+    pushed_ = true;
+  }
+  ~EnteredContext() {
+    CuContext popped = nullptr;
+    if (pushed_) driver_.context_pop(&popped);
+  }
+  EnteredContext(const EnteredContext&) = delete;
+  EnteredContext& operator=(const EnteredContext&) = delete;
+
+  static void check(const CudaDriver& driver, CuCode code, const char* asked) {
+    if (code != cu::kSuccess) throw std::runtime_error(std::string(asked) + ": " + driver.text(code));
+  }
+
+ private:
+  const CudaDriver& driver_;
+  bool pushed_ = false;
+};
+
 // A moment of a stream: all work queued there before.
 class StreamEvent {
  public:
-  StreamEvent(const CudaDriver& driver, CuStream stream) : driver_(driver) {
-    check(driver, driver.event_create(&event_, cu::kDisableTiming), "cuEventCreate");
+  // Called in the context.
+  StreamEvent(const CudaDriver& driver, CuContext context, CuStream stream) : driver_(driver), context_(context) {
+    EnteredContext::check(driver, driver.event_create(&event_, cu::kDisableTiming), "cuEventCreate");
     if (const CuCode code = driver.event_record(event_, stream); code != cu::kSuccess) {
       driver.event_destroy(event_);
-      check(driver, code, "cuEventRecord");
+      EnteredContext::check(driver, code, "cuEventRecord");
     }
   }
   ~StreamEvent() { driver_.event_destroy(event_); }
@@ -28,18 +54,18 @@ class StreamEvent {
   // Return whether the moment has passed.
   bool query() const {
     const CuCode code = driver_.event_query(event_);
-    if (code != cu::kNotReady && code != cu::kDeinitialized) check(driver_, code, "cuEventQuery");
+    if (code != cu::kNotReady && code != cu::kDeinitialized) EnteredContext::check(driver_, code, "cuEventQuery");
     return code != cu::kNotReady;
   }
-  // Let later work of a stream wait for the moment.
-  void order_before(CuStream stream) const { check(driver_, driver_.stream_wait(stream, event_, 0), "cuStreamWaitEvent"); }
-
-  static void check(const CudaDriver& driver, CuCode code, const char* asked) {
-    if (code != cu::kSuccess) throw std::runtime_error(std::string(asked) + ": " + driver.text(code));
+  // Let later work of a stream of the context wait for the moment.
+  void order_before(CuStream stream) const {
+    const EnteredContext entered(driver_, context_);
+    EnteredContext::check(driver_, driver_.stream_wait(stream, event_, 0), "cuStreamWaitEvent");
   }
 
  private:
   const CudaDriver& driver_;
+  const CuContext context_;
   CuEvent event_ = nullptr;
 };
 
@@ -48,47 +74,26 @@ class StreamEvent {
 class CudaCopies {
  public:
   explicit CudaCopies(const std::string& library) : driver_(CudaDriver::open(library)) {
-    StreamEvent::check(driver_, driver_.context_current(&context_), "cuCtxGetCurrent");
+    EnteredContext::check(driver_, driver_.context_current(&context_), "cuCtxGetCurrent");
     if (context_ == nullptr) throw std::runtime_error("this thread has no CUDA context");
   }
 
   std::unique_ptr<StreamEvent> record(CuStream stream) const {
-    const Entered entered(*this);
-    return std::make_unique<StreamEvent>(driver_, stream);
+    const EnteredContext entered(driver_, context_);
+    return std::make_unique<StreamEvent>(driver_, context_, stream);
   }
 
   // Copy `size` bytes on `stream`, after the work so far of other streams and after events. Return the moment after the copy.
   std::unique_ptr<StreamEvent> copy(CuStream stream, CuAddress target, CuAddress source, std::size_t size,
                                     const std::vector<CuStream>& after, const std::vector<const StreamEvent*>& events) const {
-    const Entered entered(*this);
-    for (CuStream other : after) StreamEvent(driver_, other).order_before(stream);
+    const EnteredContext entered(driver_, context_);
+    for (CuStream other : after) StreamEvent(driver_, context_, other).order_before(stream);
     for (const StreamEvent* event : events) event->order_before(stream);
-    StreamEvent::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
-    return std::make_unique<StreamEvent>(driver_, stream);
+    EnteredContext::check(driver_, driver_.copy(target, source, size, stream), "cuMemcpyAsync");
+    return std::make_unique<StreamEvent>(driver_, context_, stream);
   }
 
  private:
-  // Guard in which the context is the thread's current one.
-  class Entered {
-   public:
-    explicit Entered(const CudaCopies& copies) : driver_(copies.driver_) {
-      CuContext current = nullptr;
-      if (driver_.context_current(&current) == cu::kSuccess && current == copies.context_) return;
-      StreamEvent::check(driver_, driver_.context_push(copies.context_), "cuCtxPushCurrent");
-      pushed_ = true;
-    }
-    ~Entered() {
-      CuContext popped = nullptr;
-      if (pushed_) driver_.context_pop(&popped);
-    }
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
-
-   private:
-    const CudaDriver& driver_;
-    bool pushed_ = false;
-  };
-
   const CudaDriver& driver_;
   CuContext context_ = nullptr;
 };

@@ -23,7 +23,7 @@ from mempool.torch.eager.operator_traits import PLAIN
 from mempool.torch.offload.hidden import hidden_from_program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from mempool.torch.eager.storages import StorageRecord, StorageRegistry
@@ -76,15 +76,8 @@ class DispatcherPatches:
 
     def _find_records(self, values: Iterable[Any]) -> list[StorageRecord]:
         """Return the known storages among arguments: tensors, lists of tensors, storages."""
-        records: list[StorageRecord | None] = []
-        for value in _flatten(values):
-            if isinstance(value, torch.Tensor):
-                with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                    records += [self._known_record(plain, one) for plain, one in storages_in(_unwrap(value))]
-            elif isinstance(value, torch.storage.TypedStorage):
-                records.append(self._storages.find(value._untyped_storage))
-            elif isinstance(value, torch.UntypedStorage):
-                records.append(self._storages.find(value))
+        pairs = (pair for value in _flatten(values) for pair in _storages_of(value))
+        records = (self._known_record(plain, storage) for plain, storage in pairs)
         return [record for record in records if record is not None]
 
     @contextlib.contextmanager
@@ -105,13 +98,7 @@ class DispatcherPatches:
 
     def _records_of(self, value: Any) -> list[StorageRecord]:
         """Return the records of a tensor's storages, or of a storage; register unknown storages first."""
-        if isinstance(value, torch.UntypedStorage):
-            pairs = [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
-        else:
-            pairs = []
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
-                pairs = [*storages_in(_unwrap(value))]
-        found = (self._record_of(plain, storage) for plain, storage in pairs)
+        found = (self._record_of(plain, storage) for plain, storage in _storages_of(value))
         return [record for record in found if record is not None]
 
     def hold_resident(self, value: Any) -> None:
@@ -250,6 +237,18 @@ def _flatten(values: Iterable[Any]) -> Iterator[Any]:
                 yield from _flatten(value)
         else:
             yield value
+
+
+def _storages_of(value: Any) -> Sequence[tuple[torch.Tensor, Any]]:
+    """Return the storages of a tensor, or a storage, each with a tensor on the same device."""
+    value = getattr(value, "_untyped_storage", value)
+    if isinstance(value, torch.UntypedStorage):
+        with interposer.own_operations(), hidden_from_program():
+            return [(torch.empty(0, dtype=torch.uint8, device=value.device), value)]
+    if isinstance(value, torch.Tensor):
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # no storage
+            return storages_in(_unwrap(value))
+    return ()
 
 
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,11 @@
 // The moves of a followed schedule on a GPU, made without Python (native_moves.py). Included by interposer.cpp alone.
 //
 // While the moves are here, Python makes none: any of Python's uses of a storage that may move ends them first (`end`), which waits
-// for the transfers under way and returns the location of each storage. One stream of the program takes part. A copy's place in a
-// range on the host is the schedule's, so no free list is needed: the stream that copies from the device waits for the program's
-// stream, which has waited for the last reload from that place.
+// for the transfers under way and returns the location of each storage. One stream of the program takes part.
+//
+// A copy lies at the schedule's place in a range on the host, without a free list. The next copy at that place may begin after the
+// last one's `kDropCopy`, which ends the native moves if the storage is not resident: until then its bytes are in the copy. The
+// stream that copies from the device waits for the program's stream, which has waited for all reloads of resident storages.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -118,7 +120,8 @@ class Moves {
         if (!is_expected(row, storage.nbytes())) return false;
         bind(move.row, storage.getWeakStorageImpl());
       } else if (move.kind == Move::kDropCopy) {
-        if (row.state == kResident) row.copy = -1;
+        if (row.state != kResident && !row.storage->expired()) return false;  // another storage's copy would overwrite this one
+        row.copy = -1;
       } else if (!offload(row, engine_.base + move.place)) {
         return false;
       }

@@ -164,6 +164,8 @@ class NativeMoves:
             known = self._lent.get(at) if birth is None else self._register(tensor, birth)
             if known is not None:
                 found.append((known, state, copy))
+        if self.table is not table:
+            return  # a registration switched the schedule, which has ended the moves
         places = [(copy, known.size) for known, _, copy in found if copy >= 0]
         native.release([record.copy for record, _, _ in found if record.copy is not None], places)
         for record, state, copy in found:

@@ -250,12 +250,12 @@ class ScheduleFollower:
         return bool(code != _UNKNOWN)
 
     def take_over(self) -> None:
-        """Register the storages that were made without the mode, and complete the recording."""
+        """Stop; register the storages that were made without the mode, and complete the recording."""
         self._transfers.end_native_moves()
-        if self.is_following:
-            self.synchronize()
-            self._library.mempool_follower_stop()
-            self.is_following = False
+        self.synchronize()
+        was_following = self.is_following
+        self._stop_following()
+        if was_following:
             self.register_made()
             self._iterations.restore_recording()
 

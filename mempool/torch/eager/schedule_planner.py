@@ -101,7 +101,7 @@ class SchedulePlanner:
         self, recording: RecordedIteration, step: RecordedStep, limit: int, changes: int = 0
     ) -> OffloadSchedule:
         swap = self.fit_arena(self._new_planner(step.step), step.step, limit)
-        copies = host_copies(step.step, swap.schedule)
+        copies = host_copies(step.step, swap.schedule, step.unread)
         self._engine.reserve(copies.size)
         return schedule_of(recording, step, swap, copies, changes)
 

@@ -140,7 +140,7 @@ class Engine(Protocol):
         """Return the known seconds that the program, or its stream, waited for a transfer."""
 
     def take_waits(self) -> list[float]:
-        """Return the seconds of each wait that has ended since the last call and that `wait` did not return."""
+        """Return the seconds of each wait that has ended since the last call, unless `wait` returned it."""
 
     def note_stream(self) -> None:
         """Make reloaded data available to the next operation, on any stream; `mark` does so, too."""
