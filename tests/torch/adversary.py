@@ -112,6 +112,9 @@ class LazyEngine:
     def link(self) -> Link:
         return Link.of_rate(1e9)
 
+    def take_waits(self) -> list[float]:
+        return []
+
     def waited(self, transfer: Any) -> float:
         return 0.0
 

@@ -290,7 +290,9 @@ def test_marks_exclude_stream_waits() -> None:
     made._out.tasks.appendleft(transfer.waits[0][0])  # ends a second after the wait starts
     last = made.mark()
     (seconds,) = made.seconds([first, last])
+    assert made.take_waits() == [made.waited(transfer)]
     assert made.waited(transfer) > 0.9
+    assert made.take_waits() == []
     assert seconds < 0.1
 
 

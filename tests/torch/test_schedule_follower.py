@@ -341,6 +341,17 @@ def test_resizing_a_new_storage_ends_native_moves(pool: mempool.torch.TensorPool
     assert not transfers.makes_native_moves
 
 
+@pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_schedule_without_moves_takes_no_host_memory(
+    install: Callable[[int], mempool.torch.TensorPool],
+) -> None:
+    pool, program = install((COUNT + 3) * BYTES), Tensors()
+    settle(pool, lambda: program.iterate(list(range(COUNT))))
+    iterate(pool, lambda: program.iterate(list(range(COUNT))), 2)
+    assert swapping(pool)["moves"] == 0
+    assert not mode_of(pool).transfers.makes_native_moves
+
+
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("count", [3, 6])
 def test_unseen_writes_of_the_followed_thread_make_copies_stale(

@@ -251,7 +251,6 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
 MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  all.made.sweep();
   for (auto& [_, one] : all.made) one.born = kOlder;
 }
 
@@ -268,6 +267,15 @@ MEMPOOL_EXPORT std::size_t mempool_follower_made() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
   return all.made.size();
+}
+
+// Return the number of those that live and were made in earlier iterations.
+MEMPOOL_EXPORT std::size_t mempool_follower_older() {
+  Follower& all = follower();
+  const std::lock_guard lock(all.made_mutex);
+  all.made.sweep();
+  return static_cast<std::size_t>(
+      std::count_if(all.made.begin(), all.made.end(), [](const auto& entry) { return entry.second.born == kOlder; }));
 }
 
 // Return the operation << 16 | place of a storage that a followed operation made in this iteration; kOlder: in an earlier one;

@@ -108,7 +108,7 @@ def library() -> ctypes.CDLL:
     loaded.mempool_standby_wake.restype = loaded.mempool_standby_end.restype = None
     loaded.mempool_entries_begin.restype = loaded.mempool_entries_learn.restype = None
     loaded.mempool_entries_accessed.restype = size
-    for name in ("position", "born", "made"):
+    for name in ("position", "born", "made", "older"):
         getattr(loaded, f"mempool_follower_{name}").restype = size
     for name in ("free", "set_actions", "set_moves", "advance", "end_iteration", "stop"):
         getattr(loaded, f"mempool_follower_{name}").restype = None

@@ -425,8 +425,6 @@ class Iterations:
         arrived, pattern.finished_reloads = self._finished_reloads, [*self._finished_reloads]
         if self._engine.streams:  # the device lags: waits are known one iteration later
             arrived = before
-            for _, transfer in arrived:
-                self._counts.add_wait(self._engine.waited(transfer))
         if self._is_timed and self._retime(pattern):
             return
         if self._headroom is not None and self._headroom.has_places:

@@ -337,6 +337,8 @@ class OffloadMode(TorchDispatchMode):
             self.iterations.suspend()
         else:
             self._end_seen_iteration(peak_bytes)
+        for seconds in self.engine.take_waits():
+            self.counts.add_wait(seconds)
         if self.headroom is not None:
             self.headroom.warn_of_excess()
 

@@ -39,7 +39,7 @@ class MoveTable:
             makes; None for a persistent storage.
         moves: per move: operation, kind, index in `rows`, and offset on the host or index among the results.
         host_bytes: size of the range on the host that has all copies.
-        is_complete: whether `moves.hpp` can make all moves, as far as known.
+        is_complete: whether `moves.hpp` can make all moves, as far as known; False without moves.
     """
 
     def __init__(self, schedule: OffloadSchedule) -> None:
@@ -48,7 +48,7 @@ class MoveTable:
         born = {row: birth for birth, row in schedule.recorded.row_of_birth.items()}
         persistent = {row for row, _ in schedule.persistent_rows}
         self.births = [born.get(row) for row in self.rows]
-        self.is_complete = all(
+        self.is_complete = bool(self.rows) and all(
             row in persistent if birth is None else birth[1] >= 0
             for row, birth in zip(self.rows, self.births, strict=True)
         )

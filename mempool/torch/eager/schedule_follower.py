@@ -261,7 +261,8 @@ class ScheduleFollower:
 
     def register_made(self, *, older: bool = False) -> None:
         """Register storages that were made without the mode; `older`: those of earlier iterations."""
-        if not self._library.mempool_follower_made():
+        library = self._library
+        if not (library.mempool_follower_older() if older else library.mempool_follower_made()):
             return
         if not older:
             self._transfers.end_native_moves()

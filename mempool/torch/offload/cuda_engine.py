@@ -122,7 +122,8 @@ class CudaEngine:
         self._latest: Any = None  # the stream seen last, outside captures
         self._in_flight: tuple[deque[CudaTransfer], ...] = (deque(), deque())
         self._dropped: list[ArenaCopy] = []
-        self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)
+        self._waits: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)  # since the last mark
+        self._uncounted: deque[tuple[Any, Any]] = deque(maxlen=OPTIONS.cuda_waits)  # for `take_waits`
         self._link: Link | None = None
         self._is_initialized = False
         self._captures = 0  # graphs being captured
@@ -284,6 +285,7 @@ class CudaEngine:
                 times = before, self._runtime.event(stream, timing=True)
                 transfer.waits.append(times)
                 self._waits.append(times)
+                self._uncounted.append(times)
             transfer.data = None
         return 0.0
 
@@ -435,6 +437,14 @@ class CudaEngine:
     def waited(self, transfer: Any) -> float:
         """See `Engine`; waits that the device has not reached yet count 0."""
         return _seconds_between([pair for pair in transfer.waits if pair[1].query()])
+
+    def take_waits(self) -> list[float]:
+        """See `Engine`."""
+        ended = []
+        with self._lock:
+            while self._is_usable() and self._uncounted and self._uncounted[0][1].query():
+                ended.append(_seconds_between([self._uncounted.popleft()]))
+        return ended
 
     def link(self) -> Link:
         """See `Engine`."""

@@ -139,6 +139,9 @@ class Engine(Protocol):
     def waited(self, transfer: Transfer) -> float:
         """Return the known seconds that the program, or its stream, waited for a transfer."""
 
+    def take_waits(self) -> list[float]:
+        """Return the seconds of each wait that has ended since the last call, unless `wait` returned it."""
+
     def note_stream(self) -> None:
         """Make reloaded data available to the next operation, on any stream; `mark` does so, too."""
 

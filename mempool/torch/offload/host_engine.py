@@ -244,6 +244,10 @@ class HostEngine:
         """See `Engine`."""
         return float(transfer.waited)
 
+    def take_waits(self) -> list[float]:
+        """See `Engine`; `wait` returns all waits."""
+        return []
+
     def mark(self, prepare: Callable[[Any], object] | None = None) -> float:  # noqa: ARG002
         """Return the time of a clock that stops while the program waits for copies."""
         self._release_finished()
