@@ -171,6 +171,29 @@ def test_moves_within_a_limit_are_no_unseen_writes() -> None:
 
 
 @alone
+@pytest.mark.parametrize("other", ["0", "1"])
+def test_native_moves_keep_tensors_on_their_devices(other: str) -> None:
+    """Also where the program makes another device the current one."""
+    logging.getLogger("mempool").setLevel(logging.ERROR)  # measuring the link exceeds the limit
+    pool = mempool.torch.install(
+        device="cuda", limit="26MiB", host_limit="64MiB", memory="growing", background=False
+    )
+    assert pool.offloading is not None
+    data = torch.ones(2 * MIB, dtype=torch.uint8)
+    kept = [data.to(f"cuda:{number % 3 // 2}") for number in range(12)]
+
+    for _ in range(30):
+        for number, tensor in enumerate(kept):
+            with torch.cuda.device(number % 2 * int(other)):
+                tensor.clone().clone()
+                tensor.mul_(1)
+        pool.step()
+        pool.plan_now()
+    assert pool.offloading.mode.transfers.makes_native_moves
+    assert [one.untyped_storage().device for one in kept] == [one.device for one in kept]
+
+
+@alone
 def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
     """The last use before the free is on the tensor's own stream; another stream reloaded the tensor."""
     logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded

@@ -8,6 +8,7 @@
 // stream that copies from the device waits for the program's stream, which has waited for all reloads of resident storages.
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 
 #include <deque>
@@ -226,6 +227,7 @@ class Moves {
   bool offload(Row& row, std::int64_t place) {
     auto storage = storage_of(row);
     if (!storage || row.state == kOffloaded || row.state == kReloading || is_valid(row)) return true;
+    if (stream_ && storage->device() != stream_->device()) return true;  // of another GPU: it stays there
     wait(row);  // written since the copy was started
     if (!is_expected(row, storage->nbytes()) || storage->nbytes() < engine_.least_bytes || !storage->resizable()) return false;
     const auto address = reinterpret_cast<std::uint64_t>(storage->data_ptr().get());
@@ -257,6 +259,7 @@ class Moves {
     const auto storage = storage_of(row);
     if (!storage || row.state != kOffloaded) return true;
     release_finished();
+    const c10::DeviceGuard guard(storage->device());  // the program may have another current one
     try {
       row.landing = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
                                                           mempool_interposer_allocator(storage.get()), true);

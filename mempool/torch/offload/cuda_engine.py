@@ -527,7 +527,7 @@ class CudaRuntime:
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context that makes a stream this thread's current stream."""
-        if stream == self.current():
+        if stream == self.current() and stream.device_index == torch.cuda.current_device():
             return contextlib.nullcontext()
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
