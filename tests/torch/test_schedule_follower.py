@@ -342,6 +342,22 @@ def test_resizing_a_new_storage_ends_native_moves(pool: mempool.torch.TensorPool
 
 
 @pytest.mark.parametrize("install", ["native"], indirect=True)
+def test_native_moves_of_another_table_are_not_made(pool: mempool.torch.TensorPool) -> None:
+    """Ctrl-C at the beginning of an iteration may leave the moves of the last one's schedule."""
+    mode, program, usual = mode_of(pool), Tensors(), list(range(COUNT))
+    settle(pool, lambda: program.iterate(usual))
+    iterate(pool, lambda: program.iterate(usual), 2)
+    table = mode.transfers.native.table
+    assert table is not None
+    mode.transfers.end_native_moves()
+    table.handle += 1
+    iterate(pool, lambda: program.iterate(usual), 2)
+    calls = mode.follower.calls
+    iterate(pool, lambda: program.iterate(usual), 1)
+    assert mode.follower.calls > calls
+
+
+@pytest.mark.parametrize("install", ["native"], indirect=True)
 def test_schedule_without_moves_takes_no_host_memory(
     install: Callable[[int], mempool.torch.TensorPool],
 ) -> None:

@@ -99,7 +99,7 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   all.made.sweep_if_large();
   lock.unlock();
   ++all.followed;
-  if (!calls || moves().make_after(expected.after, fresh)) return;
+  if (!calls || moves().make_after(all.expected, expected.after, fresh)) return;
   c10::List<at::Tensor> tensors;
   for (const c10::Storage* one : fresh) tensors.push_back(bytes_of(*one));
   call_python(after, {tensors, at});
@@ -127,7 +127,7 @@ bool run_followed(const c10::OperatorHandle& op, const Operation& operation, Dis
   const Storages written = written_by(operation, op, *stack, all.place.device);
   const auto at = static_cast<std::int64_t>(all.at);
   if ((expected->actions & Expected::kBefore) != 0 || is_any_parked(storages)) {
-    const bool are_made = moves().make_before(expected->before, storages, [&](std::int64_t need) { return all.may_lack(need); });
+    const bool are_made = moves().make_before(all.expected, expected->before, storages, [&](std::int64_t need) { return all.may_lack(need); });
     if (!are_made || is_any_parked(storages)) call_python(before, {parked_among(storages), at});
     // the moves due may have parked an argument that the schedule does not expect here
     if (is_any_parked(storages)) call_python(before, {parked_among(storages), at});

@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL:
         "mempool_follower_learn": [pointer, size, text, text, size],
         "mempool_follower_set_actions": [pointer, text, size],
         "mempool_follower_set_moves": [pointer, pointer, size],
-        "mempool_moves_begin": [size, *[pointer] * 5, *[size] * 4, pointer, size],
+        "mempool_moves_begin": [size, *[pointer] * 6, *[size] * 4, pointer, size],
         "mempool_moves_bind": [size, pointer, small, size, size],
         "mempool_moves_counts": [pointer],
         "mempool_follower_await": [pointer, small],

@@ -46,6 +46,7 @@ class Moves {
   enum State : std::int64_t { kResident, kOffloading, kOffloaded, kReloading };
 
   struct Engine {
+    const void* table;  // of the expected operations that have the moves
     const CopyFunctions* functions;
     const void* copies;
     void *program, *out, *in;  // streams
@@ -58,8 +59,6 @@ class Moves {
   struct Counts {
     std::int64_t out_bytes, in_bytes, delayed, waits, waited_nanoseconds;
   };
-
-  bool is_active() const { return is_active_.load(std::memory_order_acquire); }
 
   // `number`: of the beginning, for `end`.
   void begin(std::int64_t number, const Engine& engine, const std::int64_t* bytes, std::size_t rows) {
@@ -74,7 +73,7 @@ class Moves {
     rows_ = std::vector<Row>(rows);
     for (std::size_t at = 0; at < rows; ++at) rows_[at].bytes = static_cast<std::size_t>(bytes[at]);
     row_of_.clear();
-    is_active_.store(true, std::memory_order_release);
+    is_active_ = true;
   }
 
   // Bind a persistent storage, resident or with its bytes at offset `copy` on the host only; a resident storage may have a valid
@@ -90,9 +89,9 @@ class Moves {
 
   // Make the moves due before an operation, and wait for its arguments. Return false if Python must act.
   template <class MayLack>
-  bool make_before(const std::vector<Move>& moves, const Storages& arguments, MayLack may_lack) {
+  bool make_before(const void* table, const std::vector<Move>& moves, const Storages& arguments, MayLack may_lack) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || !is_active()) return false;
+    if (!lock || !makes_moves_of(table)) return false;
     for (const Move& move : moves) {
       Row& row = rows_[move.row];
       if (move.kind == Move::kRelease) {
@@ -110,9 +109,9 @@ class Moves {
   }
 
   // Bind an operation's new storages, and start the offloads due after the operation. Return false if Python must act.
-  bool make_after(const std::vector<Move>& moves, const Storages& results) {
+  bool make_after(const void* table, const std::vector<Move>& moves, const Storages& results) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || !is_active()) return false;
+    if (!lock || !makes_moves_of(table)) return false;
     for (const Move& move : moves) {
       Row& row = rows_[move.row];
       if (move.kind == Move::kBind) {
@@ -151,7 +150,7 @@ class Moves {
     const std::lock_guard lock(mutex_);
     std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> found;
     if (number != number_) return found;
-    is_active_.store(false, std::memory_order_release);
+    is_active_ = false;
     for (std::size_t at = 0; at < rows_.size(); ++at) {
       Row& row = rows_[at];
       wait(row);
@@ -195,6 +194,9 @@ class Moves {
     c10::Event before, after;
   };
   static constexpr std::size_t kTimedWaits = 4096;  // at most, as in options.py
+
+  // Ctrl-C may let the follower start with another table while the moves of the last one are here.
+  bool makes_moves_of(const void* table) const { return is_active_ && engine_.table == table; }
 
   void bind(std::size_t at, c10::weak_intrusive_ptr<c10::StorageImpl> storage) {
     Row& row = rows_[at];
@@ -326,10 +328,10 @@ class Moves {
       if (row.kept && engine_.functions->has_passed(row.ended) != 0) row.kept.reset();
   }
 
-  std::atomic<bool> is_active_{false};
   // Of all below. An operation does not wait for it: it may hold Python's lock, which `end` in another thread may need, as references
   // to storages count in Python, too.
   std::mutex mutex_;
+  bool is_active_ = false;
   std::int64_t number_ = 0;
   Engine engine_{};
   std::vector<Row> rows_;
@@ -347,9 +349,9 @@ Moves& moves() {
 }  // namespace
 
 // Make the moves of a followed schedule whose rows that move have these sizes, until `Moves::end`.
-MEMPOOL_EXPORT void mempool_moves_begin(std::int64_t number, const void* functions, const void* copies, void* program, void* out, void* in, std::uint64_t host,
+MEMPOOL_EXPORT void mempool_moves_begin(std::int64_t number, const void* table, const void* functions, const void* copies, void* program, void* out, void* in, std::uint64_t host,
                                         std::int64_t base, std::size_t least_bytes, std::size_t alignment, const std::int64_t* bytes, std::size_t rows) {
-  moves().begin(number, {static_cast<const CopyFunctions*>(functions), copies, program, out, in, host, base, least_bytes, alignment}, bytes, rows);
+  moves().begin(number, {table, static_cast<const CopyFunctions*>(functions), copies, program, out, in, host, base, least_bytes, alignment}, bytes, rows);
 }
 MEMPOOL_EXPORT void mempool_moves_bind(std::size_t row, c10::StorageImpl* storage, int is_offloaded, std::int64_t copy, std::uint64_t writes) {
   moves().bind_persistent(row, storage, is_offloaded != 0, copy, writes);

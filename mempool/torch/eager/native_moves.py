@@ -39,6 +39,7 @@ class MoveTable:
             makes; None for a persistent storage.
         moves: per move: operation, kind, index in `rows`, and offset on the host or index among the results.
         host_bytes: size of the range on the host that has all copies.
+        handle: address of the follower's table; 0 before `set_in`.
         is_complete: whether `moves.hpp` can make all moves, as far as known; False without moves.
     """
 
@@ -53,7 +54,7 @@ class MoveTable:
             for row, birth in zip(self.rows, self.births, strict=True)
         )
         self.bytes = [int(schedule.row_bytes[row]) for row in self.rows]
-        self.host_bytes = 0
+        self.host_bytes = self.handle = 0
         self.moves: list[tuple[int, int, int, int]] = []
         for at, one in enumerate(schedule.actions):
             for action, row in one.before:
@@ -67,11 +68,11 @@ class MoveTable:
                 self.moves.append((at, _OFFLOAD, index[row], place))
                 self.host_bytes = max(self.host_bytes, place + int(schedule.row_bytes[row]))
 
-    def set_in(self, table: int) -> None:
+    def set_in(self, handle: int) -> None:
         """Set the moves in the follower's table at this address."""
-        values = [value for move in self.moves for value in move]
+        self.handle, values = handle, [value for move in self.moves for value in move]
         interposer.library().mempool_follower_set_moves(
-            table, (ctypes.c_int64 * len(values))(*values), len(self.moves)
+            handle, (ctypes.c_int64 * len(values))(*values), len(self.moves)
         )
 
 
@@ -121,6 +122,7 @@ class NativeMoves:
             self._lent, self._native, self.table = lent, copies, table  # first, as Ctrl-C may come between
             library.mempool_moves_begin(
                 self._number,
+                table.handle,
                 *copies.handles,
                 self._transfers.min_bytes,
                 self._storages.alignment,
