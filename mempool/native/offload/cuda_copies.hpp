@@ -14,7 +14,7 @@ namespace mempool {
 // Guard in which a context is the thread's current one, which most calls need: the default stream is that of the current context.
 class EnteredContext {
  public:
-  // Where the driver refuses, it refuses the calls within the guard, too.
+  // A driver that refuses the context refuses the calls within the guard, too.
   EnteredContext(const CudaDriver& driver, CuContext context) noexcept : driver_(driver) {
     CuContext current = nullptr;
     if (driver.context_current(&current) == cu::kSuccess && current == context) return;

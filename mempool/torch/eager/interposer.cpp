@@ -19,8 +19,7 @@
 //
 // An operation that does not arrive here, as in a thread that does not include the key yet or below another dispatch mode, is seen
 // by a global RecordFunction callback: no storage gives up memory until the operation has ended, and if it may write, all copies
-// on the host count as stale. A thread that follows a schedule does without the callback
-// (`Records`).
+// on the host count as stale. A thread that follows a schedule does without the callback (`Records`).
 #include "bypass.hpp"
 #include "entries.hpp"
 #include "follower.hpp"

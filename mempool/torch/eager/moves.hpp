@@ -65,11 +65,7 @@ class Moves {
     const std::lock_guard lock(mutex_);
     number_ = number;
     engine_ = engine;
-    stream_.reset();
-    if (const c10::DeviceType device = entries().place.device; device == c10::DeviceType::CUDA) {
-      const c10::impl::VirtualGuardImpl guard(device);
-      stream_ = guard.getStream(guard.getDevice());
-    }
+    stream_ = current_stream(entries().place.device);
     rows_ = std::vector<Row>(rows);
     for (std::size_t at = 0; at < rows; ++at) rows_[at].bytes = static_cast<std::size_t>(bytes[at]);
     row_of_.clear();
@@ -328,8 +324,8 @@ class Moves {
       if (row.kept && engine_.functions->has_passed(row.ended) != 0) row.kept.reset();
   }
 
-  // Of all below. An operation does not wait for it: it may hold Python's lock, which `end` in another thread may need, as references
-  // to storages count in Python, too.
+  // Guards all below. An operation does not wait for this lock: the operation may hold Python's lock, which `end` in another thread
+  // may need, as references to storages count in Python, too.
   std::mutex mutex_;
   bool is_active_ = false;
   std::int64_t number_ = 0;

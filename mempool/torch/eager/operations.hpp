@@ -365,10 +365,16 @@ Watched& watched() {
   return *made;
 }
 
-c10::StreamId stream_now(c10::DeviceType device) {
-  if (device == c10::DeviceType::CPU) return 0;
+// Return the thread's current stream; nothing on a CPU.
+std::optional<c10::Stream> current_stream(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return {};
   const c10::impl::VirtualGuardImpl guard(device);
-  return guard.getStream(guard.getDevice()).id();
+  return guard.getStream(guard.getDevice());
+}
+
+c10::StreamId stream_now(c10::DeviceType device) {
+  const auto stream = current_stream(device);
+  return stream ? stream->id() : 0;
 }
 
 // Number of unseen operations under way, number of those that may have written so far, and whether a storage is being

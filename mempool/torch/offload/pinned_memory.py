@@ -144,12 +144,8 @@ class PinnedArena:
                 self._memory.release(self._begins[row], self._parts[row].size)
             if self._is_pageable or not self._memory.lock(begin, end - begin):
                 self.note_refusal(end - begin)
-            joined = slice(first, last)
-            self._begins[joined], self._parts[joined], self._idle[joined] = (
-                [begin],
-                [FreeList(end - begin)],
-                [0],
-            )
+            self._begins[first:last], self._idle[first:last] = [begin], [0]
+            self._parts[first:last] = [FreeList(end - begin)]
             self.size = max(self.size, end)
             return True
         return False
