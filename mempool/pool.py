@@ -231,6 +231,7 @@ class Pool:
                     whose = "this thread" if self._in_iteration == me else "another thread"
                     raise UsageError(f"iteration() inside an iteration of {whose}")
                 self._in_iteration, begun = me, True
+            self.planner.requested = True
             self.client.mark(_core.Mark.BEGIN)
             yield
         finally:
@@ -246,6 +247,7 @@ class Pool:
         Raises:
             UsageError: inside `iteration`, which marks both.
         """
+        self.planner.requested = True
         self._step()
 
     def _step(self, *, found: bool = False) -> None:
@@ -395,6 +397,7 @@ class Pool:
             max_reserved_bytes=self.settings.max_reserved,
             offloading=self.swapping_values(),
             withdrawal_reason=self.planner.learner.withdrawal_reason,
+            is_worth_planning=self.planner.is_worthwhile(),
         )
 
     def memory_counters(self) -> dict[str, Any]:

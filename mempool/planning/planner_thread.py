@@ -114,7 +114,13 @@ class ProcessorBudget:
 
 
 class Planner:
-    """Planner of one client."""
+    """Planner of one client.
+
+    Attributes:
+        budget: processor time that looks and plans may use.
+        learner: finds patterns worth a plan.
+        requested: true once the program itself marked an iteration or waited for a plan.
+    """
 
     def __init__(
         self,
@@ -157,6 +163,7 @@ class Planner:
         )
         self._work_left = self._reset_requested = False
         self._learned = 0  # number of looks that installed a plan
+        self.requested = False
         interrupt = self._stop.is_set
         builder = PlanBuilder(
             core,
@@ -187,6 +194,16 @@ class Planner:
     def are_followed(self) -> bool:
         """True if the latest plan has at least as many hits as misses."""
         return self.learner.registry.are_followed()
+
+    def is_worthwhile(self) -> bool:
+        """Return true if a plan may save more than it costs; the thread makes none otherwise.
+
+        A plan for little host memory saves nothing, but the program may ask for one: by marking iterations,
+        or by waiting.
+        """
+        if self.requested or self._device.slow_return:
+            return True
+        return self._client.stats()["live"]["peak"] >= OPTIONS.min_host_bytes
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
         """Start recording, and start replaying loaded plans; calls of `look` make further plans."""
@@ -321,11 +338,12 @@ class Planner:
         if self._client.pinned_ranges() and self.budget.is_positive():
             with self.budget.charge_thread():
                 self.learner.replanner.replan_around_pinned()
-        if work and not self.learner.may_learn():
-            work = False
-        elif work and self.budget.is_positive():
-            work = False
-            self._learn()
+        if work and self.is_worthwhile():  # otherwise the work stays until it is
+            if not self.learner.may_learn():
+                work = False
+            elif self.budget.is_positive():
+                work = False
+                self._learn()
         elif not work:
             self.learner.resume_if_changed()
         self.learner.drop_if_useless()
@@ -369,6 +387,7 @@ class Planner:
 
     def wait(self, seconds: float) -> bool:
         """Wait until a plan exists; return false after `seconds`, or if no thread plans."""
+        self.requested = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._client.state()["replaying"] or self.plans:

@@ -72,6 +72,7 @@ class PoolSnapshot:
         max_reserved_bytes: limit of the reserved memory, or None.
         offloading: the report's part about offloading, or None.
         withdrawal_reason: reason why the last unprofitable plan was withdrawn, or empty.
+        is_worth_planning: false for little host memory, which the planner leaves without a plan.
     """
 
     name: str
@@ -93,6 +94,7 @@ class PoolSnapshot:
     max_reserved_bytes: int | None
     offloading: dict[str, Any] | None
     withdrawal_reason: str
+    is_worth_planning: bool
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from mempool.planning.options import OPTIONS
 from mempool.reporting.outcomes import REFUSALS, REMEDIES
 from mempool.units import binary
 
@@ -74,6 +75,8 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
         return f"it was withdrawn, as it did not pay: {pool.withdrawal_reason}"
     if state["plan_active_at_iteration"]:
         return "the one there was has been dropped, as the program did not follow it (see --explain)"
+    if not pool.is_worth_planning:
+        return f"it never had {binary(OPTIONS.min_host_bytes)} in use, and a plan for less saves nothing"
     if state["events_dropped"]:
         return (
             "nothing has been seen to repeat within what the recording holds: an iteration must fit into it "

@@ -13,6 +13,7 @@ from pools import simulated
 
 import build
 from mempool import Pool, _core
+from mempool.planning.options import OPTIONS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cupy_platform import Current
+
+
+@pytest.fixture(autouse=True)
+def plans_of_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads plan for little host memory, since tests hold little."""
+    monkeypatch.setitem(vars(OPTIONS), "min_host_bytes", 0)
 
 
 #: Counts of objects before and after each test that left objects behind.

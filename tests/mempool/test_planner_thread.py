@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import programs
 import pytest
+from fake_cuda import FakeCuda
 from hypothesis import given
 from hypothesis import strategies as st
 from pools import run, simulated
@@ -112,6 +113,40 @@ def test_other_shapes_after_the_end_of_recording_are_planned() -> None:
             lambda: pool.planner.plans > plans,  # type: ignore[union-attr]
             lambda: programs.layers(memory, count=14, scale=4096),
         )
+
+
+@pytest.mark.parametrize("condition", ["mark", "wait", "more memory"])
+def test_little_host_memory_is_planned_on_request_only(
+    condition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(OPTIONS), "min_host_bytes", 1 << 20)
+    with Pool(simulated(), background=False) as pool:
+        memory = programs.Watched(pool)
+
+        def repeat(scale: int = 1024, *, mark: bool = False) -> None:
+            for _ in range(20):
+                if mark:
+                    pool.step()
+                programs.layers(memory, scale=scale)
+                pool.planner.run_once(0.0)
+
+        repeat()
+        assert pool.plans == 0
+        assert "never had 1 MiB in use" in pool.report().to_dict()["no_plan"]
+        if condition == "wait":
+            pool.wait(0.0)
+        repeat(1 << 15 if condition == "more memory" else 1024, mark=condition == "mark")
+        assert pool.plans > 0
+
+
+def test_little_gpu_memory_is_planned(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(OPTIONS), "min_host_bytes", 1 << 20)
+    with Pool(fake.device(), background=False) as pool:
+        memory = programs.Watched(pool)
+        for _ in range(20):
+            programs.layers(memory)
+            pool.planner.run_once(0.0)
+        assert pool.plans > 0
 
 
 def unlike_any(memory: programs.Watched, sizes: random.Random) -> None:
