@@ -203,7 +203,7 @@ class Planner:
         """
         if self.requested or self._device.slow_return:
             return True
-        return self._client.stats()["live"]["peak"] >= OPTIONS.min_host_bytes
+        return bool(self._client.stats()["live"]["peak"] >= OPTIONS.min_host_bytes)
 
     def begin(self, loaded: SavedPlans | None = None) -> None:
         """Start recording, and start replaying loaded plans; calls of `look` make further plans."""
