@@ -19,6 +19,7 @@ FOUND = [
     ("resize_shared", 65, "whole", 2000),
     ("vain_wait", 10, "whole", 3000),
     ("vain_wait", 10, "inside", 3000),
+    ("held_order", 1796124275300, "inside", 700),
     ("region_table", 2622, "whole", 100),
     ("region_table", 9375, "inside", 100),
     ("replays", 1050, "whole", 300),

@@ -232,16 +232,18 @@ bool Pool::add_use(Address address, const Freed& freed, Stream stream) noexcept 
 }
 
 // Return memory freed by another stream to the own stream once the freeing stream has completed, so that
-// neither stream waits for the other. False: the release is deferred.
+// neither stream waits for the other. False: the release is deferred, or, if the host has no memory and the driver
+// orders no streams, the memory is lost.
 bool Pool::hand_back(Address address, const Freed& freed, Stream stream) noexcept {
   if (stream == freed.stream) return true;
   if (add_use(address, freed, stream)) {
     wait_for_uses(address, freed, freed.stream);
     return false;
   }
-  for (int attempt = 0; attempt < 8 && !source_.order(stream, freed.stream); ++attempt) {
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    if (source_.order(stream, freed.stream)) return true;
   }
-  return true;
+  return false;
 }
 
 Pool::Freed Pool::free_small(const SmallBlocks::Place& place, Address address, Stream stream) noexcept {

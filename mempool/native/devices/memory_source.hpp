@@ -168,13 +168,15 @@ class MemorySource {
     let_go(address, bytes, committed);
   }
 
-  // Order streams: later work of `then` runs after all present work of `first`. False: impossible.
+  // Order streams: later work of `then` runs after all present work of `first`. False: impossible, as if the driver
+  // refuses during a capture, which a wait for the device would break.
   bool order(Stream first, Stream then) noexcept {
     if (!MEMPOOL_GUARDED("stream")) return true;
     const Event event = LiveEvents::record(device_, first);
     const bool ordered = device_.wait(then, event);
     LiveEvents::forget(device_, event);
-    return ordered || wait_for_users();
+    if (ordered || (held() && MEMPOOL_GUARDED("held_order"))) return ordered;
+    return wait_for_users();
   }
 
   // Wait until no queued work can touch memory that is about to be released or reassigned. False: the wait

@@ -520,6 +520,8 @@ class World {
     }
     {
       const Guarded guard(pool_->lock);
+      pool_->trim();  // may record again an event that could not be recorded at a free
+      device_->finish();
       pool_->trim();
       pool_->release_arena();
     }
