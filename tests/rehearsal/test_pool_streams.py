@@ -194,6 +194,18 @@ def test_native_moves_keep_tensors_on_their_devices(other: str) -> None:
 
 
 @alone
+def test_native_copies_that_ctrl_c_leaves_unused_return_their_host_memory() -> None:
+    pool = mempool.torch.install(device="cuda", limit="26MiB", host_limit="64MiB", background=False)
+    assert pool.offloading is not None
+    torch.ones(MIB, device="cuda")
+    engine = pool.offloading.mode.engine
+    for _ in range(2):
+        copies = engine.native_copies(48 * MIB)  # of which the host has room for one
+        assert copies is not None
+        del copies
+
+
+@alone
 def test_reloaded_tensor_still_belongs_to_its_own_stream() -> None:
     """The last use before the free is on the tensor's own stream; another stream reloaded the tensor."""
     logging.getLogger("mempool").setLevel(logging.ERROR)  # so small a limit is exceeded

@@ -51,6 +51,9 @@ class LateCopies:
 
     def _order(self, event: int, stream: int) -> int:
         assert stream == _PROGRAM
+        if self._engine.refused is not None:
+            self._engine.refused += 1
+            return 0
         self._engine.make(event)
         return 1
 
@@ -75,6 +78,7 @@ class NativeEngine(HostEngine):
 
     Attributes:
         requested: number of copies that the interposer requested.
+        refused: number of refused waits of the program's stream; None permits the waits.
     """
 
     streams = True
@@ -83,6 +87,7 @@ class NativeEngine(HostEngine):
         super().__init__(host_bytes)
         self.random = random.Random(seed)
         self.requested = 0
+        self.refused: int | None = None
         self.kept: list[Any] = []
         self._waiting: dict[int, list[tuple[int, tuple[int, int, int]]]] = {_OUT: [], _IN: []}
         self._number, self._time = 0, 0.0

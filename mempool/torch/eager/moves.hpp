@@ -12,6 +12,7 @@
 #include <c10/core/Event.h>
 
 #include <deque>
+#include <thread>
 
 #include "entries.hpp"
 
@@ -299,7 +300,8 @@ class Moves {
     if (engine_.functions->has_passed(ended) == 0) {
       ++counts_.waits;
       std::optional<c10::Event> before = moment();
-      engine_.functions->order_before(ended, engine_.program);
+      if (engine_.functions->order_before(ended, engine_.program) == 0)  // refused: this thread waits in place of the stream
+        while (engine_.functions->has_passed(ended) == 0) std::this_thread::yield();
       if (std::optional<c10::Event> after = moment(); before && after) waits_.push_back({*std::move(before), *std::move(after)});
       if (waits_.size() > kTimedWaits) waits_.pop_front();
     }

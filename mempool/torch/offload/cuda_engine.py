@@ -478,6 +478,10 @@ class CudaNativeCopies:
         self.handles, self._arena, self._lock = handles, arena, lock
         self._range = [(handles[-1], size)]
 
+    def __del__(self) -> None:
+        """Return the range if Ctrl-C came before any use."""
+        self.release([], [])
+
     def release(self, held: list[Any], places: list[tuple[int, int]]) -> None:
         """See `NativeCopies`; Ctrl-C may leave places taken until the copies of `copy_at` are dropped."""
         with self._lock:
