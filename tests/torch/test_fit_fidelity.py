@@ -38,6 +38,13 @@ class Tracker(mem_tracker.MemTracker):  # type: ignore[misc]
     def _post_bw_hook(self, *_: Any) -> None: ...
 
 
+def in_parameters_type(inputs: Any, job: Job) -> Any:
+    """Convert the inputs as estimates do, also for a model that would convert them itself."""
+    if job.dtype is None or job.autocast is not None:
+        return inputs
+    return pytree.tree_map_only(Tensor, lambda t: t.to(job.dtype) if t.is_floating_point() else t, inputs)
+
+
 def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return PyTorch's tracker's peak of the second step of a plain loop."""
     unit = 512 if job.device == "cuda" else 1
@@ -60,7 +67,7 @@ def tracked(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
                 tracker.track_external(model, *([optimizer] if optimizer else []), *batch)
                 del batch
             with tracker if step == 1 else contextlib.nullcontext():
-                given = to_fake(job.inputs(job.batch))
+                given = in_parameters_type(to_fake(job.inputs(job.batch)), job)
                 if job.mode == "train":
                     with lower:
                         loss = loss_of(job, model(*given[0], **given[1]), None, lambda _: None)
