@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import runpy
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,12 +26,12 @@ from mempool.rehearsal import generation
 from mempool.rehearsal.child import Rehearsal
 from mempool.rehearsal.job import Job
 from mempool.rehearsal.program_lines import own_line, program_line
+from mempool.rehearsal.value_reads import note
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import OUTCOME, TRACE, ProgramOutcome
-from mempool.torch.estimate.program.value_reads import ValueReads
 from mempool.torch.estimate.result import RECURRENT
 from traces.formats.parquet import write_trace
 
@@ -69,8 +69,7 @@ class _Program(Rehearsal):
             self._recorder,
             accept_cuda_names(),
         ):
-            reads = ValueReads(self.outcome.decisions, self.outcome.value_reads)
-            mode.on_read, FakeTensor.tolist = reads.read, reads.list_method()
+            mode.on_read = functools.partial(read_zero, self.outcome)
             register_optimizer_step_post_hook(self._after_step)  # after the recorder's hook
             self._execute()
         self._leave()
@@ -178,6 +177,13 @@ class _Program(Rehearsal):
             return (lambda function: function) if model is None else model
 
         return compile_
+
+
+def read_zero(outcome: ProgramOutcome, tensor: torch.Tensor) -> Any:
+    """Return zero or false as a tensor's value, and count the read by its line of the program."""
+    note(outcome.decisions if tensor.dtype is torch.bool else outcome.value_reads, sys._getframe(1))
+    with _disable_current_modes():
+        return torch.zeros((), dtype=tensor.dtype).item()
 
 
 class _Batches(_SingleProcessDataLoaderIter):
