@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.device.emulation import emulate_device
-from mempool.torch.estimate.device.library_patches import MASKED
+from mempool.torch.estimate.device.emulation import MASKED, emulate_device
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.child import read_zero
 from mempool.torch.estimate.program.run import ProgramOutcome

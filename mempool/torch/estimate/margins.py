@@ -39,7 +39,7 @@ def margins(trace: Trace, device: str = "cuda", *, capability: tuple[int, int] =
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
     """
-    if device.partition(":")[0] == "cpu":
+    if device == "cpu":
         return {}
     found = {
         "cuda_context": context_bytes(capability),

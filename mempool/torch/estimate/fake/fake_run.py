@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,21 +15,17 @@ from torch.utils import _pytree as pytree
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.checkpointing import Checkpointing
-from mempool.torch.estimate.device.emulation import emulate_device
-from mempool.torch.estimate.device.library_patches import replaced
+from mempool.torch.estimate.device.emulation import emulate_device, replaced
 from mempool.torch.estimate.failures import explain_failures
 from mempool.torch.estimate.fake.copies import fake_model, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
 from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, own_loss, summed
 from mempool.torch.estimate.result import RECURRENT
-from traces.trace import COLUMNS
 
 READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
-#: Category of the optimizer's tensors on the host; removed from the returned trace.
-HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,11 +77,9 @@ def run(
             take = _steps(job, model, optimizers, mode, recorder, warn)
             for _ in range(steps):
                 next(take)
-                for optimizer in optimizers if job.device == "cuda" else ():
-                    recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
             del take
-    trace = without_host(recorder.trace())
+    trace = recorder.trace()
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
@@ -140,27 +133,6 @@ def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) ->
         yield
 
 
-def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's step counts, which are on the host unless fused or capturable."""
-    return [
-        state["step"]
-        for group in optimizer.param_groups
-        if not group.get("fused") and not group.get("capturable")
-        for parameter in group["params"]
-        if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
-    ]
-
-
-def without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers that are registered as the host's."""
-    if HOST not in trace.names:
-        return trace
-    on_host = np.zeros(len(trace), np.bool_)
-    on_host[trace.category == trace.names.index(HOST)] = True
-    keep = ~(on_host[trace.births] & trace.of_buffers)
-    return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
-
-
 def _steps(
     job: Job,
     model: nn.Module,
@@ -174,7 +146,7 @@ def _steps(
     held: list[Any] = [None, None]  # variables of the loop: output and loss
     while True:
         for args, kwargs, labels in itertools.islice(inputs, job.accumulate if trains else 1):
-            with torch.set_grad_enabled(trains), _precision(job), _saved_tensors(job):
+            with torch.set_grad_enabled(trains), _forward_context(job):
                 output = model(*args, **kwargs)
                 recorder.own("key_value_cache", cache_tensors(output))
                 held[0] = output if job.holds_output else None
@@ -213,21 +185,16 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
     return loss if loss.dim() == 0 else loss.sum()
 
 
-def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
-    if job.autocast is None:
-        return contextlib.nullcontext()
-    lower: contextlib.AbstractContextManager[Any] = torch.autocast("cpu", dtype=job.autocast)
-    return lower
-
-
-def _saved_tensors(job: Job) -> contextlib.AbstractContextManager[Any]:
-    """Keep saved tensors on the host if the job requests it; unpacking allocates a copy on the device."""
-    if not job.save_on_cpu:
-        return contextlib.nullcontext()
-    hooks: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(
-        lambda tensor: (tensor.size(), tensor.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])
-    )
-    return hooks
+@contextlib.contextmanager
+def _forward_context(job: Job) -> Iterator[None]:
+    """Compute in the job's precision; keep saved tensors on the host if the job requests this."""
+    with contextlib.ExitStack() as stack:
+        if job.autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=job.autocast))
+        if job.save_on_cpu:  # unpacking allocates a copy on the device
+            hooks = (lambda t: (t.shape, t.dtype)), (lambda kept: torch.empty(kept[0], dtype=kept[1]))
+            stack.enter_context(saved_tensors_hooks(*hooks))
+        yield
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

@@ -29,7 +29,6 @@ from mempool.rehearsal.program_lines import own_line, program_line
 from mempool.rehearsal.value_reads import note
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
 from mempool.torch.estimate.fake.copies import EAGER
-from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import OUTCOME, TRACE, ProgramOutcome
 from mempool.torch.estimate.result import RECURRENT
@@ -120,11 +119,6 @@ class _Program(Rehearsal):
         self.outcome.message = text
         return True
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._device == "cuda":
-            self._recorder.own(HOST, host_counts(optimizer))
-        super()._after_step(optimizer)
-
     def _before_module(self, module: nn.Module, _: Any) -> None:
         if self._device == "cuda" and isinstance(module, nn.RNNBase):
             self._note(RECURRENT)
@@ -151,7 +145,7 @@ class _Program(Rehearsal):
             with _disable_current_modes():
                 for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
                     self._recorder.own("parameters", module.parameters())  # also of models without a call
-                trace = without_host(self._recorder.trace())
+                trace = self._recorder.trace()
                 trace = dataclasses.replace(trace, metadata=dict(trace.metadata) | {"clock": "none"})
                 write_trace(trace, self._folder / TRACE)
         self.outcome.write(self._folder / OUTCOME)
