@@ -217,7 +217,5 @@ def judge(
         limit_bytes=limit_bytes,
         fits=None if limit_bytes is None else needed <= limit_bytes,
         missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
-        largest_batch=None,
-        warnings=[],
         trace=trace,
     )

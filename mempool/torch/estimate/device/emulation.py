@@ -34,7 +34,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 
 from mempool.torch.estimate.device import autocast, kernels
 from mempool.torch.estimate.fake.copies import fake_of
@@ -162,20 +164,13 @@ def _foreach_by_default() -> Iterator[None]:
     Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
     `torch.utils._foreach_utils._has_foreach_support`).
     """
-    from torch.optim import optimizer
-    from torch.utils import _foreach_utils
-
-    lists = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    devices = optimizer._get_foreach_kernels_supported_devices
-    added = [known for known in lists if FakeTensor not in known]
-    for known in added:
-        known.append(FakeTensor)
-    try:
-        with replaced(optimizer, devices.__name__, lambda: [*devices(), "cpu"]):
-            yield
-    finally:
-        for known in added:
-            known.remove(FakeTensor)
+    types, devices = "_foreach_supported_types", optimizer._get_foreach_kernels_supported_devices
+    with (
+        replaced(optimizer, types, [*getattr(optimizer, types), FakeTensor]),
+        replaced(_foreach_utils, types, [*getattr(_foreach_utils, types), FakeTensor]),
+        replaced(optimizer, devices.__name__, lambda: [*devices(), "cpu"]),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -180,8 +180,7 @@ def cuda_kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 
 def for_fake_tensors(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a kernel: call PyTorch's own for real tensors, and after NotImplemented."""
-    packet, _, overload = name.partition(".")
-    operator = getattr(getattr(_aten, packet), overload or "default")
+    operator = getattr(_aten, name).default
     usual = torch._C.DispatchKey.CompositeImplicitAutograd  # the C++ form, not a decomposition in Python
 
     def chosen(*args: Any, **kwargs: Any) -> Any:

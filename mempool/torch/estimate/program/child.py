@@ -28,7 +28,6 @@ from mempool.rehearsal.job import Job
 from mempool.rehearsal.program_lines import own_line, program_line
 from mempool.rehearsal.value_reads import note
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
-from mempool.torch.estimate.fake.copies import EAGER
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import OUTCOME, TRACE, ProgramOutcome
 from mempool.torch.estimate.result import RECURRENT
@@ -37,6 +36,7 @@ from traces.formats.parquet import write_trace
 if TYPE_CHECKING:
     from types import TracebackType
 
+_EAGER = "the result is of the eager model, and a compiled one may need more or less"
 _THREAD = "it runs a model in another thread, where nothing is recorded"
 #: Modules with functions that write models.
 _MODELS, _TENSORS = "transformers.modeling_utils", "safetensors.torch"
@@ -167,7 +167,7 @@ class _Program(Rehearsal):
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
             frame = sys._getframe(1)
             if own_line(frame, frame.f_lineno) or isinstance(model, nn.Module):
-                self._note(f"compile at {program_line(frame)} is left out: {EAGER}")
+                self._note(f"compile at {program_line(frame)} is left out: {_EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_

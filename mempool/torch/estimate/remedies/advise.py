@@ -44,7 +44,7 @@ def advise(
         key=lambda remedy: (-remedy.saves_bytes, remedy.name),
     )
     cheapest, combined = cheapest_of(trials, alone) if fit.fits is False else (None, None)
-    return Advice(remedies, cheapest, combined, trials.failures(), hints(job, fit))
+    return Advice(remedies, cheapest, combined, list(trials.failures.items()), hints(job, fit))
 
 
 def hints(job: Job, fit: Fit) -> list[str]:
@@ -71,12 +71,15 @@ class Trials:
         fit: result of the unchanged job.
         until: processor time of the process, in seconds, after which no run starts.
         progress: called with the name of each trial.
+
+    Attributes:
+        failures: reasons of the changes that could not be tried, by name.
     """
 
     def __init__(self, job: Job, fit: Fit, until: float, progress: Callable[[str], object]) -> None:
         self.job, self.fit, self.progress, self._until = job, fit, progress, until
         self._runs: dict[frozenset[str], Fit | None] = {frozenset(): fit}
-        self._reasons: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
 
     def try_weakest(self, strengths: Strengths) -> TriedRemedy | None:
         """Try a change in the weakest sufficient strength; return None if no strength could be tried."""
@@ -92,27 +95,21 @@ class Trials:
         made = self._run([change for change in changes if change.allocator is None])
         return None if made is None else self._remedy(changes, made)
 
-    def failures(self) -> list[tuple[str, str]]:
-        """Return the changes that could not be tried, with reasons."""
-        return list(self._reasons.items())
-
     def _run(self, changes: Sequence[Change]) -> Fit | None:
         key = frozenset(change.name for change in changes)
-        if key not in self._runs:
-            self._runs[key] = self._try(" + ".join(change.name for change in changes), changes)
-        return self._runs[key]
-
-    def _try(self, name: str, changes: Sequence[Change]) -> Fit | None:
+        if key in self._runs:
+            return self._runs[key]
+        name, self._runs[key] = " + ".join(change.name for change in changes), None
         if time.process_time() > self._until:
-            self._reasons[name] = "no time is left"
+            self.failures[name] = "no time is left"
             return None
         self.progress(name)
         try:
             job = applied(self.job, changes)
-            return estimate(job, self.fit.limit_bytes, allocators=(self.fit.allocator,))
+            self._runs[key] = estimate(job, self.fit.limit_bytes, allocators=(self.fit.allocator,))
         except Exception as error:
-            self._reasons[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            return None
+            self.failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return self._runs[key]
 
     def _remedy(self, changes: Sequence[Change], made: Fit) -> TriedRemedy:
         before, limit = self.fit, self.fit.limit_bytes

@@ -51,16 +51,13 @@ class Blockwise(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
         """Make missing state, and access all tensors that an update accesses."""
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        with torch.no_grad():
-            for parameter in held:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state.update(self.state_of(parameter))
-                for tensor in (*state.values(), parameter):
-                    tensor.mul_(1)
+        for parameter in [parameter for group in self.param_groups for parameter in group["params"]]:
+            if parameter.grad is not None:
+                if not self.state[parameter]:
+                    self.state[parameter] = self.state_of(parameter)
+                with torch.no_grad():
+                    for tensor in (*self.state[parameter].values(), parameter):
+                        tensor.mul_(1)
 
 
 #: Stand-ins by the names of `bitsandbytes.optim`: "AdamW8bit", "Lion8bit", ...
