@@ -30,7 +30,7 @@ import mempool.torch
 from mempool.errors import UsageError
 from mempool.torch.estimate import Fit, Job, fit_job, run
 from mempool.torch.estimate.attribution import CATEGORIES, steps_of
-from mempool.torch.estimate.largest_batch import largest
+from mempool.torch.estimate.estimator import largest
 from mempool.torch.estimate.options import OPTIONS
 from traces import EventType
 

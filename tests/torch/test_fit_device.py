@@ -11,21 +11,17 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import mempool.torch
-from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
-from mempool.torch.estimate import Job, fit_job
 from mempool.torch.estimate.device import kernels
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.device.kernels import AttentionCall, is_fused
@@ -266,51 +262,6 @@ def test_the_cpu_and_real_tensors_are_left_alone() -> None:
         inputs = [torch.randn(1, 2, 8, 16) for _ in range(3)]
         attended = F.scaled_dot_product_attention(*inputs)
     assert torch.equal(attended, F.scaled_dot_product_attention(*inputs))
-    with pytest.raises(UsageError, match="no device 'xpu'"), emulate_device("xpu"):
-        pass
-
-
-BATCH, HEADS, WIDTH = 2, 8, 64
-
-
-class Attends(nn.Module):
-    """Attention with an additive mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        q = x @ self.weight
-        return scaled_dot_product_attention(q, q, q, attn_mask=mask)
-
-
-def allocated(length: int, *, mask_heads: int = 1) -> list[int]:
-    """Return the bytes of each copy that attention makes of its mask, in two forwards."""
-
-    def inputs(batch: int) -> Any:
-        x = torch.zeros(batch, HEADS, length, WIDTH)
-        return (x, torch.zeros(batch, mask_heads, length, length)), {}
-
-    trace = fit_job(Job(Attends, inputs, BATCH, mode="inference", capability=(8, 0))).trace
-    padding = [k for k, name in enumerate(trace.names) if "pad" in name]
-    allocs = (trace.kind == EventType.ALLOC) & np.isin(trace.operation, padding)
-    sizes: list[int] = trace.size[allocs].tolist()
-    return sizes
-
-
-@pytest.mark.parametrize("length", [640, 648, 656])
-def test_mask_whose_rows_begin_at_multiples_of_eight_is_not_copied(length: int) -> None:
-    assert allocated(length) == []
-
-
-@pytest.mark.parametrize(("length", "row"), [(650, 656), (641, 648), (655, 656)])
-@pytest.mark.parametrize("mask_heads", [1, HEADS])
-def test_other_mask_is_copied_before_the_expansion_to_all_heads(
-    length: int, row: int, mask_heads: int
-) -> None:
-    copies = allocated(length, mask_heads=mask_heads)
-    assert copies == [BATCH * mask_heads * length * row * 4] * 2  # one in each of two steps
 
 
 DEFAULT = (2 * 4096 + 8 * 16) << 10

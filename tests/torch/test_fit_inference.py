@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,12 @@ import sys
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from mempool.torch.estimate import Job, fit_job
-from mempool.torch.estimate.device.emulation import emulate_device
-from mempool.torch.estimate.device.library_patches import MASKED, replaced
+from mempool.torch.estimate.device.emulation import MASKED, emulate_device
 from mempool.torch.estimate.fake.mode import ValuelessMode
-from mempool.torch.estimate.program.value_reads import ValueReads
+from mempool.torch.estimate.program.child import read_zero
+from mempool.torch.estimate.program.run import ProgramOutcome
 from traces.trace import EventType
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
@@ -177,16 +177,13 @@ HEAD = "import torch\nk, x = 0, torch.rand(4)\n"
 
 def recorded() -> tuple[list[str], list[str]]:
     """Return the lines of train.py that read conditions, and those that read numbers."""
-    conditions: dict[str, int] = {}
-    numbers: dict[str, int] = {}
+    outcome = ProgramOutcome("")
     code = compile(Path("train.py").read_text(), "train.py", "exec")
-    reads = ValueReads(conditions, numbers)
-    listed = replaced(FakeTensor, "tolist", reads.list_method())
-    with ValuelessMode() as mode, emulate_device("cuda"), listed:
-        mode.on_read = reads.read
+    with ValuelessMode() as mode, emulate_device("cuda"):
+        mode.on_read = functools.partial(read_zero, outcome)
         torch.distributions.Distribution.set_default_validate_args(False)
         exec(code, {"__name__": "__main__"})
-    return list(conditions), list(numbers)
+    return list(outcome.decisions), list(outcome.value_reads)
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 import mempool.torch
 from mempool.errors import UsageError
-from mempool.torch.estimate.inputs import batch_of, call_arguments, resizable
-from mempool.torch.estimate.model_outputs import SUMMED
+from mempool.torch.estimate.fake.fake_run import SUMMED
+from mempool.torch.estimate.fit import batch_of, call_arguments, resizable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +173,7 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
     model[1].requires_grad_()
     fit = mempool.torch.fit(model, X)
     assert fit.by_class_bytes["parameters"] == 2 * (1024 + 512)
-    assert fit.by_class_bytes["optimizer_state"] == 2 * (1024 + 512)
+    assert fit.by_class_bytes["optimizer_state"] == 2 * (1024 + 512) + 2 * 512  # with counts of steps
     with pytest.raises(UsageError, match="nothing to train"):
         mempool.torch.fit(model.requires_grad_(False), X)
 

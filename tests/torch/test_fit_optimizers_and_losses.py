@@ -13,7 +13,7 @@ from torch import nn
 
 import mempool.torch
 from mempool.errors import UsageError
-from mempool.torch.estimate.fake.eight_bit_optimizers import BLOCK, STAND_INS
+from mempool.torch.estimate.sources.optimizers_and_losses import BLOCK, STAND_INS
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")
 

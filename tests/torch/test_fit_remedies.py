@@ -18,9 +18,8 @@ from torch import nn
 from mempool.torch.estimate import Job
 from mempool.torch.estimate.checkpointing import repeated_blocks
 from mempool.torch.estimate.fake.mode import fake_mode
-from mempool.torch.estimate.remedies.advise import advise
+from mempool.torch.estimate.remedies.advise import advise, cheapest_of
 from mempool.torch.estimate.remedies.changes import Change, Cost, applied, changes_of
-from mempool.torch.estimate.remedies.trials import cheapest_of
 from mempool.torch.estimate.result import TriedRemedy
 
 pytestmark = pytest.mark.usefixtures("shared_isolation")

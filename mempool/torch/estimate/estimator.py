@@ -11,8 +11,8 @@ from mempool.simulate import simulate
 from mempool.torch.estimate.attribution import PeakAttribution, rounded
 from mempool.torch.estimate.fake.fake_run import run
 from mempool.torch.estimate.fake.isolation import shared_isolation
-from mempool.torch.estimate.largest_batch import NoLargestBatchError, largest
 from mempool.torch.estimate.margins import margins
+from mempool.torch.estimate.options import OPTIONS
 from mempool.torch.estimate.result import ROUNDED_TO, Fit
 from traces import TraceError
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from traces import Trace
 
 DEFAULT_ALLOCATORS = ("pytorch", "pytorch_expandable", "planned")
+
+
+class NoLargestBatchError(UsageError):
+    """Error for a search that found no largest batch."""
 
 
 def allocator_specs(allocators: Iterable[str]) -> dict[str, AllocatorSpec]:
@@ -126,6 +130,46 @@ def with_largest_batch(job: Job, fit: Fit, *, progress: Callable[[str], object] 
     return replace(fit, largest_batch=found)
 
 
+def largest(needs: Callable[[int], int], limit_bytes: int, first: int = 1) -> int:
+    """Return the largest batch that needs at most ``limit_bytes``; 0 if one sample needs more.
+
+    Memory is assumed to grow with the batch. Memory is nearly affine in the batch, so between a batch that
+    fits and a batch that does not, the search tries the intersection of the line through both with the limit;
+    after a step that did not halve the interval, it tries the middle. Trials confirm that the result fits and
+    that one more sample does not.
+
+    Args:
+        needs: bytes of a batch; called once for each batch.
+        limit_bytes: available memory.
+        first: first batch tried.
+
+    Raises:
+        NoLargestBatchError: the largest permitted batch fits, or the search exceeds its number of trials.
+    """
+    known = {0: 0}
+
+    def fits(batch: int) -> bool:
+        if len(known) > OPTIONS.batch_tries:
+            raise NoLargestBatchError(
+                f"no largest batch after {OPTIONS.batch_tries} tries: memory does not grow with the batch"
+            )
+        known[batch] = needs(batch)
+        return known[batch] <= limit_bytes
+
+    low, high = 0, first
+    while fits(high):
+        if high >= OPTIONS.batch:
+            raise NoLargestBatchError(f"no largest batch: one of {high:,} still fits, and no more is tried")
+        low, high = high, min(2 * high, OPTIONS.batch)
+    slow = False
+    while (between := high - low) > 1:
+        share = 0.5 if slow else (limit_bytes - known[low]) / (known[high] - known[low])
+        middle = min(max(low + int(share * between), low + 1), high - 1)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+        slow = not slow and 2 * (high - low) > between
+    return low
+
+
 def judge(
     trace: Trace,
     limit_bytes: int | None,
@@ -173,7 +217,5 @@ def judge(
         limit_bytes=limit_bytes,
         fits=None if limit_bytes is None else needed <= limit_bytes,
         missing_bytes=None if limit_bytes is None else max(0, needed - limit_bytes),
-        largest_batch=None,
-        warnings=[],
         trace=trace,
     )

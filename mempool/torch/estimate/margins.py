@@ -39,7 +39,7 @@ def margins(trace: Trace, device: str = "cuda", *, capability: tuple[int, int] =
         device: "cuda" or "cpu"; the CPU adds nothing.
         capability: the compute capability.
     """
-    if device.partition(":")[0] == "cpu":
+    if device == "cpu":
         return {}
     found = {
         "cuda_context": context_bytes(capability),
@@ -80,30 +80,21 @@ def _of_cudnn(trace: Trace) -> int:
     input, weight and output. Winograd and FFT kernels may need more, and a search with
     ``torch.backends.cudnn.benchmark`` much more (pytorch#49207).
     """
-    load = trace.load()
-    rows = _rows(trace, _CONVOLUTIONS)
-    return max(0, _highest(trace, rows, load) - int(load.max(initial=0))) if len(rows) else 0
-
-
-def _highest(trace: Trace, rows: NDArray[Any], load: NDArray[np.int64]) -> int:
-    """Return the largest load during some operations, with the operation's own buffers counted twice.
-
-    Args:
-        trace: the trace.
-        rows: indices of the operations' events; events of one operation have equal times.
-        load: bytes alive after each event.
-    """
+    load, rows = trace.load(), _rows(trace, _CONVOLUTIONS)
+    if not len(rows):
+        return 0
+    rows = rows[trace.of_buffers[rows]]
     size = np.zeros(int(trace.buffer.max(initial=-1)) + 1, np.int64)
     allocs = trace.kind == EventType.ALLOC
     size[trace.buffer[allocs]] = trace.size[allocs]
-    rows = rows[trace.of_buffers[rows]]
+    # Events of one operation have equal times.
     call = np.unique(np.stack([trace.time_ns[rows], trace.operation[rows]]), axis=1, return_inverse=True)[1]
     call = call.reshape(-1)
     pairs = np.unique(np.stack([call, trace.buffer[rows]]), axis=1)
-    touched = np.bincount(pairs[0], weights=size[pairs[1]])
+    touched = np.bincount(pairs[0], weights=size[pairs[1]]).astype(np.int64)
     before = np.zeros(len(touched), np.int64)
     np.maximum.at(before, call, load[rows])
-    return int((before + touched.astype(np.int64)).max(initial=0))
+    return max(0, int((before + touched).max(initial=0)) - int(load.max(initial=0)))
 
 
 def _rows(trace: Trace, pattern: re.Pattern[str]) -> NDArray[Any]:

@@ -127,9 +127,9 @@ class Fit:
     limit_bytes: int | None
     fits: bool | None
     missing_bytes: int | None
-    largest_batch: int | None
-    warnings: list[str]
     trace: Trace = field(repr=False)
+    largest_batch: int | None = None
+    warnings: list[str] = field(default_factory=list)
     advice: Advice | None = field(default=None, repr=False)
     caveats: list[Caveat] = field(default_factory=list)
 

@@ -8,16 +8,12 @@ bits, the CPU does not. The lists are those of PyTorch 2.13: CUDA's in `ATen/aut
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mempool.torch.estimate.device.library_patches import replaced
-
 if TYPE_CHECKING:
-    import contextlib
     from collections.abc import Callable
 
 #: Operations whose inputs are converted to 32 bits.
@@ -97,20 +93,3 @@ def _cast(dtype: torch.dtype, value: Any) -> Any:
     if isinstance(value, Tensor) and value.dtype in _LOWER:
         return value.to(dtype)
     return value
-
-
-def autocast_of_cuda() -> contextlib.AbstractContextManager[None]:
-    """Make `torch.autocast("cuda")` the autocast of fake tensors while the block runs.
-
-    Without a GPU, CUDA's autocast switches itself off with a warning, and the run would have full precision.
-    """
-    autocast = torch.amp.autocast_mode.autocast
-    before = autocast.__init__
-
-    @functools.wraps(before)
-    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        before(self, device_type, dtype, *args, **kwargs)
-
-    return replaced(autocast, "__init__", init)

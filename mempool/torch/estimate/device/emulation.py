@@ -26,21 +26,42 @@ caveat.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 
-from mempool.errors import UsageError
 from mempool.torch.estimate.device import autocast, kernels
-from mempool.torch.estimate.device.library_patches import drawing_once, patch_transformers_masks, replaced
 from mempool.torch.estimate.fake.copies import fake_of
 from mempool.torch.estimate.fake.mode import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+_MODULE = "transformers.masking_utils"
+MASKED = (
+    "the attention mask is taken to mask some tokens, and so needs the square of the length: less is needed "
+    "where no token is padded"
+)
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Replace an attribute while the block runs."""
+    before = getattr(holder, name)
+    setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
 
 
 @contextlib.contextmanager
@@ -59,18 +80,12 @@ def emulate_device(
         device: "cuda", or "cpu" for `allow_fake_tensors` alone.
         capability: the compute capability, which decides between kernels of attention.
         warn: called with sources of uncertainty.
-
-    Raises:
-        UsageError: the device is another one.
     """
-    kind = str(device).partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise UsageError(f"no device {device!r} to fit on: there are 'cuda' and 'cpu'")
     with contextlib.ExitStack() as stack:
         stack.enter_context(allow_fake_tensors(warn))
-        if kind == "cuda":
+        if device == "cuda":
             stack.enter_context(_foreach_by_default())
-            stack.enter_context(autocast.autocast_of_cuda())
+            stack.enter_context(_autocast_of_cuda())
             stack.enter_context(kernels.override_kernels("AutocastCPU", autocast.cuda_autocast_kernels()))
             stack.enter_context(kernels.override_kernels("AutogradCPU", kernels.cuda_kernels(capability)))
             stack.enter_context(replaced(torch._C, "_InferenceMode", _no_grad))
@@ -84,9 +99,9 @@ def allow_fake_tensors(warn: Callable[[str], object] = lambda _: None) -> Iterat
     with (
         replaced(nn.Module, "_apply", _converting_in_place(nn.Module._apply)),
         replaced(FakeTensor, "__deepcopy__", _deep_copy),
-        replaced(nn.init, "_no_grad_trunc_normal_", drawing_once(nn.init._no_grad_trunc_normal_)),
+        replaced(nn.init, "_no_grad_trunc_normal_", _drawing_once(nn.init._no_grad_trunc_normal_)),
         kernels.override_kernels("AutogradCPU", {"isfinite": kernels.for_fake_tensors("isfinite", finite)}),
-        patch_transformers_masks(warn),
+        _patch_transformers_masks(warn),
     ):
         yield
 
@@ -149,20 +164,82 @@ def _foreach_by_default() -> Iterator[None]:
     Both check the exact type and the kind of device (`torch.optim.optimizer._default_to_fused_or_foreach`,
     `torch.utils._foreach_utils._has_foreach_support`).
     """
-    from torch.optim import optimizer
-    from torch.utils import _foreach_utils
+    types, devices = "_foreach_supported_types", optimizer._get_foreach_kernels_supported_devices
+    with (
+        replaced(optimizer, types, [*getattr(optimizer, types), FakeTensor]),
+        replaced(_foreach_utils, types, [*getattr(_foreach_utils, types), FakeTensor]),
+        replaced(optimizer, devices.__name__, lambda: [*devices(), "cpu"]),
+    ):
+        yield
 
-    lists = (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types)
-    devices = optimizer._get_foreach_kernels_supported_devices
-    added = [known for known in lists if FakeTensor not in known]
-    for known in added:
-        known.append(FakeTensor)
-    try:
-        with replaced(optimizer, devices.__name__, lambda: [*devices(), "cpu"]):
-            yield
-    finally:
-        for known in added:
-            known.remove(FakeTensor)
+
+@contextlib.contextmanager
+def _patch_transformers_masks(warn: Callable[[str], object]) -> Iterator[None]:
+    """Make transformers find no packed sequences, and warn of padding masks, while the block runs.
+
+    The package, which may be imported inside the block, reads positions to detect packed sequences. For a
+    fake tensor it would assume packed sequences: every layer would have a mask of the square of the length,
+    and attention would use another kernel. It also reads padding masks to drop masks of ones; a fake mask is
+    kept.
+
+    Args:
+        warn: called with `MASKED` when transformers would read a padding mask.
+    """
+
+    def noting(ignore: Callable[..., bool]) -> Callable[..., bool]:
+        def can_ignore(padding_mask: Any, *args: Any, **kwargs: Any) -> bool:
+            if padding_mask is not None:
+                warn(MASKED)
+            return ignore(padding_mask, *args, **kwargs)
+
+        return can_ignore
+
+    replacements: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "find_packed_sequence_indices": lambda _: lambda position_ids: None,  # noqa: ARG005 - its name
+        "_ignore_causal_mask_sdpa": noting,
+        "_ignore_bidirectional_mask_sdpa": noting,
+    }
+    with contextlib.ExitStack() as stack:
+
+        def at_first_call(*_: Any) -> None:
+            hook.remove()
+            module = sys.modules.get(_MODULE)
+            for name, replacement in replacements.items():
+                if (before := getattr(module, name, None)) is not None:
+                    stack.enter_context(replaced(module, name, replacement(before)))
+
+        hook = register_module_forward_pre_hook(at_first_call)
+        stack.callback(hook.remove)
+        yield
+
+
+def _drawing_once(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a ``trunc_normal_`` that draws only once for fake tensors, which are never within bounds."""
+
+    def draw(tensor: Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return before(tensor, mean, std, *args, **kwargs)
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    return draw
+
+
+def _autocast_of_cuda() -> contextlib.AbstractContextManager[Any]:
+    """Make `torch.autocast("cuda")` the autocast of fake tensors while the block runs.
+
+    Without a GPU, CUDA's autocast switches itself off with a warning, and the run would have full precision.
+    """
+    autocast = torch.amp.autocast_mode.autocast
+    before = autocast.__init__
+
+    @functools.wraps(before)
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        before(self, device_type, dtype, *args, **kwargs)
+
+    return replaced(autocast, "__init__", init)
 
 
 class _CudaNames(TorchFunctionMode):

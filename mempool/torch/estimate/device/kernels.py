@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-#: Alignment of a mask's rows in elements: `mem_eff_alignment` of `attention.cpp`.
-_MASK_ALIGNMENT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +99,6 @@ def attention(call: AttentionCall, capability: tuple[int, int]) -> Tensor:
     mask = call.attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=call.query.dtype))
-    if mask is not None and any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
-        length = mask.shape[-1]  # rows are copied before the expansion to all heads
-        mask = pad(mask, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]
     inputs, width = (call.query, call.key, call.value), call.value.shape[-1]
     if call.query.dtype in _HALF and width % 8:
         inputs = tuple(pad(t, (0, 8 - width % 8)) for t in inputs)
@@ -185,8 +180,7 @@ def cuda_kernels(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 
 def for_fake_tensors(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a kernel: call PyTorch's own for real tensors, and after NotImplemented."""
-    packet, _, overload = name.partition(".")
-    operator = getattr(getattr(_aten, packet), overload or "default")
+    operator = getattr(_aten, name).default
     usual = torch._C.DispatchKey.CompositeImplicitAutograd  # the C++ form, not a decomposition in Python
 
     def chosen(*args: Any, **kwargs: Any) -> Any:

@@ -71,9 +71,6 @@ def tensors_in(*roots: Any, outside: tuple[type, ...] = ()) -> list[torch.Tensor
     return list(found.values())
 
 
-EAGER = "the result is of the eager model, and a compiled one may need more or less"
-
-
 #: Models without memory that have run.
 _TRIED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

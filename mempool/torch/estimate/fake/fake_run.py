@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,21 +15,22 @@ from torch.utils import _pytree as pytree
 from mempool.errors import UsageError
 from mempool.recording.torch import AccessRecorder
 from mempool.torch.estimate.checkpointing import Checkpointing
-from mempool.torch.estimate.device.emulation import emulate_device
-from mempool.torch.estimate.device.library_patches import replaced
+from mempool.torch.estimate.device.emulation import emulate_device, replaced
 from mempool.torch.estimate.failures import explain_failures
-from mempool.torch.estimate.fake.copies import fake_model, to_fake
+from mempool.torch.estimate.fake.copies import fake_model, tensors_in, to_fake
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import ValuelessMode, fake_mode
-from mempool.torch.estimate.model_outputs import SUMMED, cache_tensors, own_loss, summed
 from mempool.torch.estimate.result import RECURRENT
-from traces.trace import COLUMNS
 
+SUMMED = (
+    "no loss was given and the model returns none: the sum of its floating outputs stands for it; "
+    "a real loss, such as cross entropy, may need more memory"
+)
+#: Fields of transformers outputs with keys and values, or the state, of the tokens so far.
+_CACHES = ("cache", "past_key_values", "past_key_value", "cache_params", "past_buckets_states", "mems")
 READS_VALUES = (
     "the optimizer looks at values, which there are none of: what it needs is taken not to depend on them"
 )
-#: Category of the optimizer's tensors on the host; removed from the returned trace.
-HOST = "host"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,11 +82,9 @@ def run(
             take = _steps(job, model, optimizers, mode, recorder, warn)
             for _ in range(steps):
                 next(take)
-                for optimizer in optimizers if job.device == "cuda" else ():
-                    recorder.own(HOST, host_counts(optimizer))
                 recorder.step()
             del take
-    trace = without_host(recorder.trace())
+    trace = recorder.trace()
     of = {"clock": "none" if clock is None else "modelled"}
     return dataclasses.replace(trace, metadata=dict(trace.metadata) | of)
 
@@ -94,17 +92,14 @@ def run(
 def _inputs(job: Job, recorder: AccessRecorder) -> Iterator[tuple[Any, ...]]:
     """Yield batches as a loader does: the next batch exists before the previous batch is freed."""
     while True:
-        batch = to_fake((*_converted(job), job.labels and job.labels(job.batch)))
+        args = to_fake(job.inputs(job.batch))
+        if job.dtype is not None and job.autocast is None:  # operations require one type
+            args = pytree.tree_map_only(
+                torch.Tensor, lambda t: t.to(job.dtype) if t.is_floating_point() else t, args
+            )
+        batch = (*args, to_fake(job.labels and job.labels(job.batch)))
         recorder.own("inputs", _tensors(batch))
         yield batch
-
-
-def _converted(job: Job) -> Any:
-    """Return the inputs of a batch in the parameters' type, which operations require without autocast."""
-    inputs, dtype = to_fake(job.inputs(job.batch)), job.dtype
-    if dtype is None or job.autocast is not None:
-        return inputs
-    return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
 def _model(job: Job) -> nn.Module:
@@ -140,27 +135,6 @@ def _numbers_read_as_one(mode: FakeTensorMode, warn: Callable[[str], object]) ->
         yield
 
 
-def host_counts(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return an optimizer's step counts, which are on the host unless fused or capturable."""
-    return [
-        state["step"]
-        for group in optimizer.param_groups
-        if not group.get("fused") and not group.get("capturable")
-        for parameter in group["params"]
-        if isinstance((state := optimizer.state.get(parameter, {})).get("step"), torch.Tensor)
-    ]
-
-
-def without_host(trace: Trace) -> Trace:
-    """Return the trace without buffers that are registered as the host's."""
-    if HOST not in trace.names:
-        return trace
-    on_host = np.zeros(len(trace), np.bool_)
-    on_host[trace.category == trace.names.index(HOST)] = True
-    keep = ~(on_host[trace.births] & trace.of_buffers)
-    return dataclasses.replace(trace, **{name: getattr(trace, name)[keep] for name in COLUMNS})
-
-
 def _steps(
     job: Job,
     model: nn.Module,
@@ -174,9 +148,9 @@ def _steps(
     held: list[Any] = [None, None]  # variables of the loop: output and loss
     while True:
         for args, kwargs, labels in itertools.islice(inputs, job.accumulate if trains else 1):
-            with torch.set_grad_enabled(trains), _precision(job), _saved_tensors(job):
+            with torch.set_grad_enabled(trains), _forward_context(job):
                 output = model(*args, **kwargs)
-                recorder.own("key_value_cache", cache_tensors(output))
+                recorder.own("key_value_cache", _cache_tensors(output))
                 held[0] = output if job.holds_output else None
                 loss = loss_of(job, output, labels, warn) if trains else None
                 del output
@@ -204,30 +178,71 @@ def loss_of(job: Job, output: Any, labels: Any, warn: Callable[[str], object]) -
         if not isinstance(loss, torch.Tensor):
             raise UsageError(f"the loss is a {type(loss).__name__}, not a tensor")
     else:
-        loss = own_loss(output)
+        loss = _own_loss(output)
         if loss is None:
-            loss = summed(output)
+            loss = _summed(output)
             warn(SUMMED)
     if not loss.requires_grad:
         raise UsageError("the loss depends on no parameter that is trained: nothing to go backward through")
     return loss if loss.dim() == 0 else loss.sum()
 
 
-def _precision(job: Job) -> contextlib.AbstractContextManager[Any]:
-    if job.autocast is None:
-        return contextlib.nullcontext()
-    lower: contextlib.AbstractContextManager[Any] = torch.autocast("cpu", dtype=job.autocast)
-    return lower
+def _own_loss(output: Any) -> torch.Tensor | None:
+    """Return an output's own loss: its ``loss``, as in transformers, or the output itself."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if found is None and isinstance(output, torch.Tensor) and output.dim() == 0:
+        found = output
+    return found if isinstance(found, torch.Tensor) else None
 
 
-def _saved_tensors(job: Job) -> contextlib.AbstractContextManager[Any]:
-    """Keep saved tensors on the host if the job requests it; unpacking allocates a copy on the device."""
-    if not job.save_on_cpu:
-        return contextlib.nullcontext()
-    hooks: contextlib.AbstractContextManager[Any] = saved_tensors_hooks(
-        lambda tensor: (tensor.size(), tensor.dtype), lambda kept: torch.empty(kept[0], dtype=kept[1])
-    )
-    return hooks
+def _summed(output: Any) -> torch.Tensor:
+    """Return the sum of an output's tensors with a gradient, as a substitute for a loss.
+
+    Raises:
+        UsageError: the output has no such tensor.
+    """
+    parts = [
+        (torch.view_as_real(leaf) if leaf.is_complex() else leaf).sum()
+        for leaf in pytree.tree_leaves(_plain(output))
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if not parts:
+        raise UsageError("the model's output has no tensor with a gradient: give loss=")
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _plain(output: Any) -> Any:
+    """Convert an output to plain containers: the items of an iterator, the attributes of an object."""
+    if isinstance(output, (torch.Tensor, dict, list, tuple)):
+        return output
+    if hasattr(output, "__next__"):
+        return list(output)
+    return dict(vars(output)) if hasattr(output, "__dict__") else output
+
+
+def _cache_tensors(output: Any) -> list[torch.Tensor]:
+    """Return the tensors of the key-value cache in an output of transformers, by name or in a tuple."""
+    if isinstance(output, (tuple, list)):
+        found = [part for part in output if type(part).__name__.endswith("Cache")]
+    else:
+        fields = output if isinstance(output, dict) else getattr(output, "__dict__", {})
+        found = [fields[name] for name in list(fields) if name in _CACHES]
+    return tensors_in(*found, outside=(nn.Module,))
+
+
+@contextlib.contextmanager
+def _forward_context(job: Job) -> Iterator[None]:
+    """Compute in the job's precision; keep saved tensors on the host if the job requests this."""
+    with contextlib.ExitStack() as stack:
+        if job.autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=job.autocast))
+        if job.save_on_cpu:  # unpacking allocates a copy on the device
+            hooks = (lambda t: (t.shape, t.dtype)), (lambda kept: torch.empty(kept[0], dtype=kept[1]))
+            stack.enter_context(saved_tensors_hooks(*hooks))
+        yield
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

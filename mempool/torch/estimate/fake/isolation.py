@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import logging
-import operator
 import random
 import sys
 import threading
@@ -30,12 +28,8 @@ def caches() -> list[_Cache[Any]]:
 
     PyTorch's own caches are excluded; frozen caches (``gc.freeze``) cannot be found.
     """
-    objects = gc.get_objects()
-    of_type = map(operator.is_, map(type, objects), itertools.repeat(_Cache))
-    caches_found: list[_Cache[Any]] = list(itertools.compress(objects, of_type))
-    return [
-        cache for cache in caches_found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")
-    ]
+    found = [item for item in gc.get_objects() if type(item) is _Cache]
+    return [cache for cache in found if not f"{getattr(cache, '__module__', '')}.".startswith("torch.")]
 
 
 #: Lock of a run, which changes the process's defaults.

@@ -70,23 +70,16 @@ class ValuelessMode(FakeTensorMode):
         """Return a result that is known without shape inference, or _NOTHING."""
         constant = args[0].constant
         if func is _READ_VALUE:
-            return self._read(func, args[0], constant)
-        if (
-            func in _COUNTS
-            and constant is not None
-            and all(type(value) in (int, float) for value in args[1:])
-        ):
+            if constant is None:
+                return _NOTHING if self.on_read is None else self.on_read(args[0])
+            with _DisableTorchDispatch():
+                return func(constant)
+        numbers = all(type(value) in (int, float) for value in args[1:])
+        if func in _COUNTS and constant is not None and numbers:
             with _DisableTorchDispatch():
                 func(constant, *args[1:])
             return args[0]
         return _NOTHING
-
-    def _read(self, func: Any, tensor: FakeTensor, constant: torch.Tensor | None) -> Any:
-        """Return a known value, such as an optimizer's count of steps, or the answer of `on_read`."""
-        if constant is not None:
-            with _DisableTorchDispatch():
-                return func(constant)
-        return _NOTHING if self.on_read is None else self.on_read(tensor)
 
     def _shrunk(self, loss: Any, args: Any) -> Any:
         """Return a reduced loss in a storage of the elementwise loss's size.

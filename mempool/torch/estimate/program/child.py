@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import runpy
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,18 +26,17 @@ from mempool.rehearsal import generation
 from mempool.rehearsal.child import Rehearsal
 from mempool.rehearsal.job import Job
 from mempool.rehearsal.program_lines import own_line, program_line
+from mempool.rehearsal.value_reads import note
 from mempool.torch.estimate.device.emulation import accept_cuda_names, emulate_device
-from mempool.torch.estimate.fake.copies import EAGER
-from mempool.torch.estimate.fake.fake_run import HOST, host_counts, without_host
 from mempool.torch.estimate.fake.mode import ValuelessMode
 from mempool.torch.estimate.program.run import OUTCOME, TRACE, ProgramOutcome
-from mempool.torch.estimate.program.value_reads import ValueReads
 from mempool.torch.estimate.result import RECURRENT
 from traces.formats.parquet import write_trace
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+_EAGER = "the result is of the eager model, and a compiled one may need more or less"
 _THREAD = "it runs a model in another thread, where nothing is recorded"
 #: Modules with functions that write models.
 _MODELS, _TENSORS = "transformers.modeling_utils", "safetensors.torch"
@@ -69,8 +68,7 @@ class _Program(Rehearsal):
             self._recorder,
             accept_cuda_names(),
         ):
-            reads = ValueReads(self.outcome.decisions, self.outcome.value_reads)
-            mode.on_read, FakeTensor.tolist = reads.read, reads.list_method()
+            mode.on_read = functools.partial(read_zero, self.outcome)
             register_optimizer_step_post_hook(self._after_step)  # after the recorder's hook
             self._execute()
         self._leave()
@@ -121,11 +119,6 @@ class _Program(Rehearsal):
         self.outcome.message = text
         return True
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._device == "cuda":
-            self._recorder.own(HOST, host_counts(optimizer))
-        super()._after_step(optimizer)
-
     def _before_module(self, module: nn.Module, _: Any) -> None:
         if self._device == "cuda" and isinstance(module, nn.RNNBase):
             self._note(RECURRENT)
@@ -152,7 +145,7 @@ class _Program(Rehearsal):
             with _disable_current_modes():
                 for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
                     self._recorder.own("parameters", module.parameters())  # also of models without a call
-                trace = without_host(self._recorder.trace())
+                trace = self._recorder.trace()
                 trace = dataclasses.replace(trace, metadata=dict(trace.metadata) | {"clock": "none"})
                 write_trace(trace, self._folder / TRACE)
         self.outcome.write(self._folder / OUTCOME)
@@ -174,10 +167,17 @@ class _Program(Rehearsal):
         def compile_(model: Any = None, *_: Any, **__: Any) -> Any:
             frame = sys._getframe(1)
             if own_line(frame, frame.f_lineno) or isinstance(model, nn.Module):
-                self._note(f"compile at {program_line(frame)} is left out: {EAGER}")
+                self._note(f"compile at {program_line(frame)} is left out: {_EAGER}")
             return (lambda function: function) if model is None else model
 
         return compile_
+
+
+def read_zero(outcome: ProgramOutcome, tensor: torch.Tensor) -> Any:
+    """Return zero or false as a tensor's value, and count the read by its line of the program."""
+    note(outcome.decisions if tensor.dtype is torch.bool else outcome.value_reads, sys._getframe(1))
+    with _disable_current_modes():
+        return torch.zeros((), dtype=tensor.dtype).item()
 
 
 class _Batches(_SingleProcessDataLoaderIter):

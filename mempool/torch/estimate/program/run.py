@@ -20,7 +20,7 @@ from traces.formats.parquet import read_trace
 from traces.trace import EventType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from traces import Trace
 
@@ -91,12 +91,17 @@ def run_program(
             raise BrokenScriptError(_failure(path, outcome))
         trace = read_trace(Path(folder, TRACE))
     marks = {trace.names[name] for name in trace.operation[trace.kind == EventType.MARK] if name >= 0}
-    return ProgramRun(
-        trace,
-        "train" if "backward" in marks else "inference",
-        [*outcome.notes, *_number_notes(outcome)],
-        list(_caveats(outcome)),
-    )
+    notes, caveats = list(outcome.notes), []
+    if outcome.value_reads:
+        notes.append(
+            f"numbers read from tensors are zero; the program reads some at {_some(outcome.value_reads)}, "
+            "and a size or a branch that depends on them is another in the real run"
+        )
+    if outcome.decisions:
+        verb = "decides" if len(outcome.decisions) == 1 else "decide"
+        unknown = f"{verb} by values of tensors, unknown before the run: {GUESSES}"
+        caveats.append(Caveat(AS_FAR_AS_RAN, f"{_some(outcome.decisions)} {unknown}"))
+    return ProgramRun(trace, "train" if "backward" in marks else "inference", notes, caveats)
 
 
 def start_process(request: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
@@ -129,22 +134,7 @@ def _failure(path: str, outcome: ProgramOutcome) -> str:
     return f"{outcome.line or path}: {outcome.message}{behind}; {REHEARSE.format(ranks + path)}"
 
 
-def _number_notes(outcome: ProgramOutcome) -> Iterator[str]:
-    if outcome.value_reads:
-        yield (
-            f"numbers read from tensors are zero; the program reads some at {_some(outcome.value_reads)}, "
-            "and a size or a branch that depends on them is another in the real run"
-        )
-
-
 def _some(places: Collection[str]) -> str:
     shown = ", ".join(list(places)[: OPTIONS.message_lines])
     more = len(places) - OPTIONS.message_lines
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _caveats(outcome: ProgramOutcome) -> Iterator[Caveat]:
-    if outcome.decisions:
-        verb = "decides" if len(outcome.decisions) == 1 else "decide"
-        unknown = f"{verb} by values of tensors, unknown before the run: {GUESSES}"
-        yield Caveat(AS_FAR_AS_RAN, f"{_some(outcome.decisions)} {unknown}")

@@ -13,9 +13,9 @@ from torch import nn
 from mempool.torch.estimate.checkpointing import Checkpointing
 from mempool.torch.estimate.device.emulation import emulate_device
 from mempool.torch.estimate.fake.copies import fake_model
-from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
 from mempool.torch.estimate.fake.isolation import isolated
 from mempool.torch.estimate.fake.mode import fake_mode
+from mempool.torch.estimate.sources.optimizers_and_losses import STAND_INS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,13 +10,61 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from mempool.errors import UsageError
-from mempool.torch.estimate.fake.eight_bit_optimizers import STAND_INS
 from mempool.torch.model_spec import parse_name, parse_type, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mempool.torch.model_spec import ModelSpec
+
+#: Elements of an 8-bit state per float32 scale.
+BLOCK = 256
+#: Smallest number of elements with an 8-bit state.
+LEAST_8BIT = 4096
+#: State values per element of a parameter, by name in `bitsandbytes.optim`.
+MOMENTS = {
+    "Adam8bit": 2, "AdamW8bit": 2, "Lion8bit": 1, "SGD8bit": 1, "RMSprop8bit": 1, "Adagrad8bit": 1,
+}  # fmt: skip
+
+
+class Blockwise(torch.optim.Optimizer):
+    """Stand-in for an optimizer of bitsandbytes: its memory, without its steps."""
+
+    moments = 2
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3, **settings: Any) -> None:
+        super().__init__(params, {"lr": lr} | settings)
+
+    @classmethod
+    def state_of(cls, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the state of one parameter, without values."""
+        eight = parameter.numel() >= LEAST_8BIT
+        made = {}
+        for number in range(1, cls.moments + 1):
+            made[f"state{number}"] = parameter.new_empty(
+                parameter.shape, dtype=torch.uint8 if eight else torch.float32
+            )
+            if eight:
+                blocks = -(-parameter.numel() // BLOCK)
+                made[f"absmax{number}"] = parameter.new_empty(blocks, dtype=torch.float32)
+        return made
+
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - as of the base
+        """Make missing state, and access all tensors that an update accesses."""
+        for parameter in [parameter for group in self.param_groups for parameter in group["params"]]:
+            if parameter.grad is not None:
+                if not self.state[parameter]:
+                    self.state[parameter] = self.state_of(parameter)
+                with torch.no_grad():
+                    for tensor in (*self.state[parameter].values(), parameter):
+                        tensor.mul_(1)
+
+
+#: Stand-ins by the names of `bitsandbytes.optim`: "AdamW8bit", "Lion8bit", ...
+STAND_INS = {
+    name: type(name, (Blockwise,), {"moments": moments, "__module__": "bitsandbytes.optim"})
+    for name, moments in MOMENTS.items()
+}
 
 #: Optimizers of `torch.optim` that step without a closure and take any parameter, by lower-case class name.
 OPTIMIZERS = {

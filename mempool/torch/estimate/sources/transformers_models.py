@@ -73,15 +73,19 @@ def transformers_model(name: str, arguments: dict[str, Any], task: str | None = 
         UsageError: name, argument or task is unknown, or transformers is not installed.
         OSError: a file cannot be read.
     """
-    transformers = _transformers()
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError:
+        raise UsageError("transformers: is not installed: pip install transformers") from None
     config = _config(transformers, name, arguments)
     two = getattr(config, "is_encoder_decoder", False)
     if two and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 0  # required; any token gives the same sizes
     if task is not None and task not in TASKS:
         raise UsageError(f"no task {task!r}; there are {', '.join(TASKS)}")
-    if task is None and (kind := _architecture(transformers, config)) is not None:
-        return TransformersModel(config, task_of(kind), kind)
+    for architecture in getattr(config, "architectures", None) or ():
+        if task is None and (kind := getattr(transformers, architecture, None)) is not None:
+            return TransformersModel(config, task_of(kind), kind)
     classes = {each: getattr(transformers, auto)._model_mapping for each, auto in TASKS.items()}
     supported = [each for each, mapping in classes.items() if type(config) in mapping]
     chosen = task or next(iter(supported), "any task")
@@ -100,16 +104,13 @@ def known_names() -> list[str]:
     return [*SHAPES, *auto.CONFIG_MAPPING_NAMES]
 
 
-def _transformers() -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise UsageError("transformers: is not installed: pip install transformers") from None
-
-
 def _config(transformers: Any, name: str, arguments: dict[str, Any]) -> Any:
     if name.endswith(".json") or "\\" in name or Path(name).exists() or name.startswith((".", "/", "~")):
-        return _of_file(transformers, Path(name).expanduser(), arguments)
+        path = Path(name).expanduser()
+        file = path / "config.json" if path.is_dir() else path
+        file.open("rb").close()  # raises an error for a wrong name
+        load = functools.partial(transformers.AutoConfig.from_pretrained, str(file))
+        return _made(str(file), load, arguments)
     family, own = _family(transformers, name)
     if family is None:
         hint = suggestion(plain_name(name), known_names()) or "such as gpt2, llama-2-7b, LlamaConfig(...)"
@@ -141,12 +142,6 @@ def plain_name(name: str) -> str:
     return key.replace("llama-3.1-", "llama-3-")
 
 
-def _of_file(transformers: Any, path: Path, arguments: dict[str, Any]) -> Any:
-    file = path / "config.json" if path.is_dir() else path
-    file.open("rb").close()  # raises an error for a wrong name
-    return _made(str(file), functools.partial(transformers.AutoConfig.from_pretrained, str(file)), arguments)
-
-
 def _check_arguments(name: str, config: Any, arguments: dict[str, Any]) -> None:
     """Refuse unknown arguments, which a configuration would accept without effect."""
     known = {key for key in dir(config) if not key.startswith("_")} | {"attn_implementation", "dtype"}
@@ -161,14 +156,6 @@ def _made(name: str, make: Any, arguments: dict[str, Any]) -> Any:
         return make(**arguments)
     except Exception as error:  # transformers raises many classes of errors
         raise UsageError(f"{name}: {type(error).__name__}: {error}") from None
-
-
-def _architecture(transformers: Any, config: Any) -> Any:
-    """Return the class that a config.json names, if transformers has it."""
-    for name in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
-    return None
 
 
 def task_of(kind: Any) -> str:
