@@ -6,6 +6,7 @@ import gc
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from fake_cuda import FakeCuda
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def plans_of_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def plans_of_little_memory() -> Iterator[None]:
     """Let threads plan for little host memory, since tests hold little."""
-    monkeypatch.setitem(vars(OPTIONS), "min_host_bytes", 0)
+    with mock.patch.dict(vars(OPTIONS), min_host_bytes=0):
+        yield
 
 
 #: Counts of objects before and after each test that left objects behind.
