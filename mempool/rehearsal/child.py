@@ -67,7 +67,8 @@ class Rehearsal:
         self.outcome = Outcome(job.allocator)
         self._folder = Path(job.folder)
         self._began = self._last_step = time.monotonic()
-        self._steps: dict[int, int] = {}  # of each optimizer, by identity
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of optimizers
+        self._steps: list[int] = []  # by the number of the optimizer
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = self._written = self._recording = False
         self._writing = threading.RLock()
@@ -224,8 +225,10 @@ class Rehearsal:
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if os.getpid() != self._pid:
             return
-        key = id(optimizer)
-        self._steps[key] = self._steps.get(key, 0) + 1
+        number = self._numbers.setdefault(optimizer, len(self._steps))
+        if number == len(self._steps):
+            self._steps.append(0)
+        self._steps[number] += 1
         self._last_step = time.monotonic()
         if self.job.remember:
             self._pool.plan_now()
@@ -233,15 +236,15 @@ class Rehearsal:
             assert self._compiled is not None
             cost = self._compiled.limit_cost() if self.job.compiled else self._pool.offloading.cost()
             self.outcome.offloading = cost
-        if self._steps[key] == max(self._steps.values()):
-            self.outcome.steps = self._steps[key]
+        if self._steps[number] == max(self._steps):
+            self.outcome.steps = self._steps[number]
             self._measure()
             self.outcome.step_peaks.append(self.outcome.peak_allocated_bytes)
             if self.job.child:
                 self._save()  # the program may kill the process
         # An optimizer that steps more rarely, as a GAN's generator's does, may not have stepped yet.
-        waiting = any(id(other) not in self._steps for other in self._optimizers)
-        fewest, most = 0 if waiting else min(self._steps.values()), max(self._steps.values())
+        waiting = any(other not in self._numbers for other in self._optimizers)
+        fewest, most = 0 if waiting else min(self._steps), max(self._steps)
         if (fewest >= self.job.steps or most >= 16 * self.job.steps) and not _serves_a_pool():
             self._end()
 
