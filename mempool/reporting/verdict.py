@@ -76,7 +76,11 @@ def no_plan_reason(pool: PoolSnapshot) -> str | None:
     if state["plan_active_at_iteration"]:
         return "the one there was has been dropped, as the program did not follow it (see --explain)"
     if not pool.is_worth_planning:
-        return f"it never had {binary(OPTIONS.min_host_bytes)} in use, and a plan for less saves nothing"
+        peak, least = pool.client_stats["live"]["peak"], OPTIONS.min_host_bytes
+        return (
+            f"it had at most {binary(peak)} of host memory in use, and a plan for less than {binary(least)} "
+            "saves nothing; `pool.step()` at the end of each iteration asks for one all the same"
+        )
     if state["events_dropped"]:
         return (
             "nothing has been seen to repeat within what the recording holds: an iteration must fit into it "

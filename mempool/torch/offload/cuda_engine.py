@@ -475,11 +475,11 @@ class CudaNativeCopies:
         self, handles: tuple[int, int, int, int, int, int, int], size: int, arena: PinnedArena, lock: Any
     ) -> None:
         """Own a range of `size` bytes of the arena."""
-        self.handles, self._arena, self._lock = handles, arena, lock
-        self._range = [(handles[-1], size)]
+        # one statement, so that Ctrl-C leaves all or nothing for `__del__`
+        self.handles, self._arena, self._lock, self._range = handles, arena, lock, [(handles[-1], size)]
 
     def __del__(self) -> None:
-        """Return the range if Ctrl-C came before any use."""
+        """Return the range, unless `release` has: Ctrl-C may come before the first use."""
         self.release([], [])
 
     def release(self, held: list[Any], places: list[tuple[int, int]]) -> None:
