@@ -162,6 +162,32 @@ def pool() -> Iterator[TensorPool]:
 
 
 @pytest.fixture
+def moves_by() -> str:
+    """Name of the maker of moves within a limit: "host", Python, or "native", the interposer."""
+    return "host"
+
+
+@pytest.fixture
+def install(moves_by: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], TensorPool]]:
+    """Return a function that installs a pool within a limit; native copies are made as late as allowed."""
+    from native_engine import NativeEngine
+
+    import mempool.torch.eager
+
+    if moves_by == "native":
+        monkeypatch.setattr(mempool.torch.eager, "create_engine", lambda _, size: NativeEngine(size))
+    pools: list[TensorPool] = []
+
+    def installed_pool(limit: int) -> TensorPool:
+        pools.append(mempool.torch.install(limit=limit, background=False))
+        return pools[-1]
+
+    yield installed_pool
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
 def open_pool() -> Iterator[TensorPool]:
     """A pool with a limit and an open bypass."""
     from bypassed import open_bypass, small_loop

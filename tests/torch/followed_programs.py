@@ -1,8 +1,7 @@
-"""Programs within a limit whose schedules are followed in C++, and pools for the programs."""
+"""Programs within a limit whose schedules are followed in C++."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -14,10 +13,11 @@ import torch
 import mempool.torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ELEMENTS, COUNT = 1 << 14, 12  #: of the tensors of `Tensors`
 BYTES = 4 * ELEMENTS
+LIMIT = BYTES * (COUNT - 4) + BYTES // 2  #: within which some of the tensors are offloaded
 
 
 class Tensors:
@@ -124,17 +124,3 @@ class Network:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
-
-
-@contextlib.contextmanager
-def closed_at_end() -> Iterator[Callable[[int], mempool.torch.TensorPool]]:
-    """Yield a function that installs a pool within a limit; close the pools at the end."""
-    pools: list[mempool.torch.TensorPool] = []
-
-    def install(limit: int) -> mempool.torch.TensorPool:
-        pools.append(mempool.torch.install(limit=limit, background=False))
-        return pools[-1]
-
-    yield install
-    for pool in pools:
-        pool.close()

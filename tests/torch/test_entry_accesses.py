@@ -10,33 +10,26 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from followed_programs import (
-    BYTES,
     COUNT,
     ELEMENTS,
+    LIMIT,
     Tensors,
-    closed_at_end,
     mode_of,
     settle,
     swapping,
     unseen_operations,
 )
-from native_engine import NativeEngine
 
-import mempool.torch.eager
+import mempool.torch
 from mempool.torch.eager.storages import RELOADING, RESIDENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 
-@pytest.fixture(params=["host"])
-def pool(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[mempool.torch.TensorPool]:
-    if request.param == "native":
-        monkeypatch.setattr(mempool.torch.eager, "create_engine", lambda _, size: NativeEngine(size))
-    with closed_at_end() as install:
-        yield install(BYTES * (COUNT - 4) + BYTES // 2)
+@pytest.fixture
+def pool(install: Callable[[int], mempool.torch.TensorPool]) -> mempool.torch.TensorPool:
+    return install(LIMIT)
 
 
 REPEATED = 64  #: operations with one signature that an iteration records
@@ -83,7 +76,7 @@ def test_entries_of_a_storage_on_the_host_have_its_bytes(pool: mempool.torch.Ten
     program.check(program.tensors[3], program.values[3])
 
 
-@pytest.mark.parametrize("pool", ["host", "native"], indirect=True)
+@pytest.mark.parametrize("moves_by", ["host", "native"])
 def test_schedules_keep_storages_whose_entries_are_accessed(pool: mempool.torch.TensorPool) -> None:
     program, usual = Tensors(), list(range(COUNT))
     target, source = torch.zeros(ELEMENTS), torch.ones(ELEMENTS)

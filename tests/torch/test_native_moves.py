@@ -13,35 +13,31 @@ from followed_programs import (
     BYTES,
     COUNT,
     ELEMENTS,
+    LIMIT,
     Network,
     Tensors,
-    closed_at_end,
     iterate,
     mode_of,
     settle,
     swapping,
 )
 from interrupts import interrupted_at
-from native_engine import NativeEngine
 
-import mempool.torch.eager
+import mempool.torch
 from mempool.torch.eager import native_moves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], mempool.torch.TensorPool]]:
-    """Install pools whose moves the interposer makes, with copies as late as allowed."""
-    monkeypatch.setattr(mempool.torch.eager, "create_engine", lambda _, size: NativeEngine(size))
-    with closed_at_end() as installed_pool:
-        yield installed_pool
+def moves_by() -> str:
+    return "native"
 
 
 @pytest.fixture
 def pool(install: Callable[[int], mempool.torch.TensorPool]) -> mempool.torch.TensorPool:
-    return install(BYTES * (COUNT - 4) + BYTES // 2)
+    return install(LIMIT)
 
 
 def test_ctrl_c_on_any_line_of_the_beginning_of_native_moves_loses_nothing(

@@ -16,8 +16,8 @@ from followed_programs import (
     BYTES,
     COUNT,
     ELEMENTS,
+    LIMIT,
     Tensors,
-    closed_at_end,
     iterate,
     mode_of,
     settle,
@@ -27,28 +27,21 @@ from followed_programs import (
 from native_engine import NativeEngine
 
 import mempool.torch
-import mempool.torch.eager
 from mempool.reporting.outcomes import missed
 from mempool.torch.eager.storages import RESIDENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @pytest.fixture(params=["host", "native"])
-def install(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[int], mempool.torch.TensorPool]]:
-    """Install pools whose moves Python makes, or the interposer with copies as late as allowed."""
-    if request.param == "native":
-        monkeypatch.setattr(mempool.torch.eager, "create_engine", lambda _, size: NativeEngine(size))
-    with closed_at_end() as installed_pool:
-        yield installed_pool
+def moves_by(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
 def pool(install: Callable[[int], mempool.torch.TensorPool]) -> mempool.torch.TensorPool:
-    return install(BYTES * (COUNT - 4) + BYTES // 2)
+    return install(LIMIT)
 
 
 @pytest.mark.parametrize("seed", range(3))
