@@ -230,8 +230,8 @@ def _autocast_of_cuda() -> contextlib.AbstractContextManager[Any]:
 
     Without a GPU, CUDA's autocast switches itself off with a warning, and the run would have full precision.
     """
-    autocast = torch.amp.autocast_mode.autocast
-    before = autocast.__init__
+    context = torch.amp.autocast_mode.autocast
+    before = context.__init__
 
     @functools.wraps(before)
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -239,7 +239,7 @@ def _autocast_of_cuda() -> contextlib.AbstractContextManager[Any]:
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         before(self, device_type, dtype, *args, **kwargs)
 
-    return replaced(autocast, "__init__", init)
+    return replaced(context, "__init__", init)
 
 
 class _CudaNames(TorchFunctionMode):

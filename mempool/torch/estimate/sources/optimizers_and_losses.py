@@ -28,7 +28,11 @@ MOMENTS = {
 
 
 class Blockwise(torch.optim.Optimizer):
-    """Stand-in for an optimizer of bitsandbytes: its memory, without its steps."""
+    """Stand-in for an optimizer of bitsandbytes: the memory of its state, without steps and CUDA kernels.
+
+    The layout, except for two tables of 1 KiB, is that of bitsandbytes 0.44 and later (`init_state` in its
+    optim/optimizer.py).
+    """
 
     moments = 2
 
