@@ -439,7 +439,7 @@ class _Planning:
 
     def _plan_jointly(self, separate: Sequence[PlannedPattern], seconds: float | None) -> SavedPlans | None:
         """Plan all variants for any order, so that buffers that live on after a variant never collide."""
-        from mempool.planning.joint_planning import plan_jointly
+        from mempool.planning.variants import plan_jointly
 
         self.on_stage(f"planning {len(separate)} variants of iterations together; Ctrl-C keeps them apart")
         until = time.monotonic() + (math.inf if seconds is None else seconds)

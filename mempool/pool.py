@@ -115,7 +115,6 @@ class Pool:
         self.loaded: SavedPlans | None = None
         self._remembered: RememberedPlans | None = None
         self.planner = Planner(
-            self.core,
             self.client,
             self.device,
             small_bytes=self.settings.small_bytes,
@@ -158,7 +157,7 @@ class Pool:
         with _core.Bypass():
             self._load_files()
         if self.settings.mode == "replay":
-            begin = self.planner.start if self.settings.background else self.planner.begin
+            begin = self.planner.start if self.settings.background else self.planner.learner.begin
             try:
                 begin(self.loaded)
             except ValueError as error:
@@ -317,12 +316,12 @@ class Pool:
     @property
     def planned(self) -> PlannedPattern | None:
         """Present or latest plan, with its pattern; None without a plan."""
-        return self.planner.planned or (None if self.loaded is None else self.loaded.plans[0])
+        return self.planner.registry.latest or (None if self.loaded is None else self.loaded.plans[0])
 
     @property
     def plans(self) -> int:
         """Number of plans that this pool has made."""
-        return self.planner.plans
+        return self.planner.registry.made
 
     @property
     def state(self) -> str:
@@ -448,7 +447,7 @@ class Pool:
         and would grow from run to run.
         """
         remembered = self._remembered
-        if remembered is None or not self.plans or not self.planner.are_followed:
+        if remembered is None or not self.plans or not self.planner.registry.are_followed():
             return None
         if self.settings.remember == "long" and not remembered.is_long_ago():
             return None
@@ -482,7 +481,7 @@ class Pool:
         Repetitions before the first mark, such as the layers of a first training step, are parts of an
         iteration. After 65,536 allocations without a mark, plans are made without marks.
         """
-        self.planner.require_step_marks()
+        self.planner.learner.require_step_marks()
 
     def wait(self, seconds: float = 10.0) -> bool:
         """Wait at most ``seconds`` until there is a plan; return true if there is one."""

@@ -1,20 +1,19 @@
 """Learner: finds recurring patterns in a client's recording and selects those worth a plan.
 
 The learner decides when the recording may contain new patterns. `mempool.planning.planner_thread` limits when
-the learner runs and its cost; `mempool.planning.plan_builder` makes plans; `mempool.planning.replanner`
-replaces plans.
+the learner runs and its cost; `mempool.planning.plan_builder` makes and replaces plans.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.logs import log
 from mempool.planning.options import OPTIONS
 from mempool.planning.registry import MOST_KNOWN, NEVER, ExponentialBackoff
-from mempool.planning.replanner import Replanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,6 @@ class Learner:
     Attributes:
         registry: plans of the client.
         builder: builder of plans.
-        replanner: replaces plans that are blocked or too large.
         withdrawal_reason: reason why the last unprofitable plan was withdrawn; empty without one.
     """
 
@@ -53,24 +51,25 @@ class Learner:
             small_bytes: requests up to this size are not planned.
             interrupt: polled now and then; true stops the work.
         """
-        self._client = client
-        self._device, self._small_bytes = device, small_bytes
+        self._client, self._device, self._small_bytes = client, device, small_bytes
         self._interrupt = interrupt
         self.builder, self.registry = builder, builder.registry
-        self.replanner = Replanner(client, builder)
         self.withdrawal_reason = ""
         self._dropped = 0
         self._misses_seen = -1
         self._iteration_over_at = NEVER  # number of the iteration after the latest misses
+        # backoff of planning longer lifetimes, by key of the pattern
+        self._extend_backoff = defaultdict[bytes, ExponentialBackoff](ExponentialBackoff)
         # backoff of enlarging an upper-bound pattern, by length of the pattern
-        self._enlarge_backoff: dict[int, ExponentialBackoff] = {}
-        self._recorded_at = 0  # iteration in which recording began
+        self._enlarge_backoff = defaultdict[int, ExponentialBackoff](
+            lambda: ExponentialBackoff(OPTIONS.max_enlarge_pause)
+        )
         self._marked = False  # true if an earlier look found a mark
         self._unmarked_until = 0  # number of allocations before which a mark is expected
         self._paid_at_iteration = 0  # latest iteration in which the plans were profitable
         self._timed_plans = 0  # number of plans at the last comparison of iteration times
 
-    def require_step_marks(self, until: int) -> None:
+    def require_step_marks(self, until: int = OPTIONS.max_unmarked) -> None:
         """Expect a mark before allocation number `until`; earlier repetitions are parts of an iteration."""
         self._unmarked_until = max(self._unmarked_until, until)
 
@@ -78,8 +77,8 @@ class Learner:
         """Start recording, and start replaying loaded plans."""
         if loaded is not None:
             self.builder.load(loaded)
-            self._misses_seen = self._misses()  # a program that follows its loaded plans needs no learning
-        self._record()
+            self._misses_seen = self._client.misses()  # following the loaded plans needs no learning
+        self._client.advance_recording("begin")
 
     def saved_plans(self) -> SavedPlans | None:
         """Return the known plans, for `begin` in another process; None if no plan is known."""
@@ -93,22 +92,7 @@ class Learner:
         """Forget all plans and record again."""
         self.builder.forget()
         self._client.advance_recording("end")  # the old recording says nothing about later iterations
-        self._record()
-
-    def _record(self) -> None:
         self._client.advance_recording("begin")
-        self._recorded_at = self._client.state()["iterations"]
-
-    def look(self) -> bool:
-        """Look at the recording once; return true if a plan was installed."""
-        self.registry.refresh()
-        self.registry.warn_if_foreign()
-        self.drop_if_useless()
-        return (
-            self.replanner.replan_for_shared_arena()
-            or self.replanner.replan_around_pinned()
-            or (self.may_learn() and self.learn())
-        )
 
     def may_learn(self) -> bool:
         """Return true if the recording may contain a new pattern; stop recording in steady state."""
@@ -119,14 +103,14 @@ class Learner:
         if not state["marked"] and state["allocations"] < self._unmarked_until:
             self._client.check_again_after(OPTIONS.unmarked_events)
             return False
-        misses = self._misses()
+        misses = self._client.misses()
         # An iteration larger than all before enlarges an envelope, and may come at any time.
         settled = state["settled"] and not self.registry.has_envelopes()
-        if state["replaying"] and settled and not self.replanner.improves:
+        if state["replaying"] and settled and not self.builder.improves:
             self._settle()
             return False
         seen = misses == self._misses_seen and state["iterations"] < self._iteration_over_at
-        if state["replaying"] and seen and not self.replanner.improves:
+        if state["replaying"] and seen and not self.builder.improves:
             # No misses since the last look: nothing to learn.
             self._client.check_again_after(max(64, 2 * state["allocations"] // max(state["iterations"], 1)))
             return False
@@ -141,14 +125,14 @@ class Learner:
 
     def _learn(self) -> bool:
         state = self._client.state()
-        missed, self._misses_seen = self._misses_seen, self._misses()
+        missed, self._misses_seen = self._misses_seen, self._client.misses()
         # One complete iteration is enough to enlarge an upper-bound pattern.
         grew = missed < self._misses_seen and self.registry.has_envelopes()
         self._iteration_over_at = state["iterations"] + 1 if grew else NEVER
         self._drop_unmarked_plans(state)
         patterns, counts = self._patterns()
-        if self.replanner.improves and patterns and not self._is_young(patterns[0]):
-            if self.replanner.improve(patterns[0], counts):
+        if self.builder.improves and patterns and not self._is_young(patterns[0]):
+            if self.builder.improve(patterns[0], counts):
                 return True
             if self._client.state()["miss_rate"] == 0:
                 self._settle()
@@ -197,15 +181,11 @@ class Learner:
 
     def _settle(self) -> None:
         """Stop recording, since all requests follow the plan; restart only if the plan may be improved."""
-        self._client.advance_recording("improvable" if self.replanner.may_improve() else "settled")
+        self._client.advance_recording("improvable" if self.builder.improvable else "settled")
 
     def pause_after_failure(self) -> None:
         """Pause recording for long, after a failure that may be temporary."""
         self._client.advance_recording("failed")
-
-    def _misses(self) -> int:
-        """Return the total number of allocations that had no plan or did not follow the plan."""
-        return self._client.misses()
 
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the present number of allocations of each sequence."""
@@ -248,7 +228,7 @@ class Learner:
         known = next((known for known in self.registry if known.same_sequence(pattern)), None)
         if known is None or self.builder.joint.includes(known) or self._is_young(pattern):
             return None  # lifetimes of jointly planned variants depend on the followers
-        longer = self.builder.metadata.extension_backoff(known.key)
+        longer = self._extend_backoff[known.key]
         if not known.underestimates_lifetimes_of(pattern) or not longer.is_allowed(state["iterations"]):
             return None
         longer.record_attempt(state["iterations"])
@@ -264,13 +244,10 @@ class Learner:
             return self._is_worth_enveloping(pattern, state)
         cannot_be_had = state["refusal"] == "memory" and not state["replaying"]  # no arena for the known plan
         spoilt = state["miss_score"] >= _core.CHANGED_SCORE or cannot_be_had
-        astray = state["miss_rate"] > OPTIONS.astray_rate
         for known in self.registry:
             if not spoilt and known.is_rotation_of(pattern):
                 return False
             if known.is_close_to(pattern) and not self._deserves_its_own(pattern, known, state, helps=spoilt):
-                return False
-            if not spoilt and not astray and self._is_completed(known, state) and known.repeats(pattern):
                 return False
         return True
 
@@ -286,9 +263,7 @@ class Learner:
             return False
         if not any(known.pattern.least is not None for known in alike):
             return True
-        again = self._enlarge_backoff.setdefault(
-            len(pattern.buffers), ExponentialBackoff(OPTIONS.max_enlarge_pause)
-        )
+        again = self._enlarge_backoff[len(pattern.buffers)]
         if not again.is_allowed(state["iterations"]):
             self._iteration_over_at = again.allowed_at
             return False
@@ -310,42 +285,35 @@ class Learner:
         """Return true if buffers that outlive their iteration may have unrecorded frees."""
         return pattern.unresolved > 0 and pattern.iterations < OPTIONS.patient_iterations
 
-    def _is_completed(self, known: PlannedPattern, state: dict[str, Any]) -> bool:
-        """Return true if an iteration has ended, or the recording is shorter than two such iterations."""
-        passed = state["allocations"] - state["recording_began"]
-        return bool(state["iterations"] > self._recorded_at or passed < 2 * len(known.buffers))
-
     def _plan(self, pattern: Pattern, counts: list[int]) -> bool:
-        stays = self.builder.live_pinned_ranges()
-        planned = self.builder.plan(pattern, stays)
-        if planned is not None and stays and not self.builder.fits_memory(planned):
-            stays = []
+        pinned = self.builder.live_pinned_ranges()
+        planned = self.builder.plan(pattern, pinned)
+        if planned is not None and pinned and not self.builder.fits_memory(planned):
             planned = self.builder.plan(pattern)
         if planned is None:
             return False
         self.builder.install(planned, counts)
-        self.builder.metadata.set_avoided_ranges(planned.key, stays)
         self._client.check_again_after(max(64, 4 * len(pattern.buffers)))
         return True
 
     def _is_joint_planning_due(self, patterns: list[Pattern], state: dict[str, Any]) -> bool:
         """Return true if buffers that a variant leaves alive block plans of other variants."""
-        builder, together = self.builder, self.builder.joint
+        neighbors, together = self.builder.neighbors, self.builder.joint
         if not state["replaying"] or not together.has_collisions(
-            builder.allocations(), builder.neighbors.slot_collisions()
+            state["allocations"], neighbors.slot_collisions()
         ):
             return False
-        if builder.neighbors.shares_memory() and not together:
+        if neighbors.shares_memory() and not together:
             return False  # the blocking buffers may belong to other clients
         settled = [pattern for pattern in patterns if not self._is_young(pattern)]
         return together.is_due(list(self.registry), settled, state["iterations"])
 
     def wake_conditions(self) -> dict[str, int]:
-        """Return the arguments of `Client.wait_for_work`: the conditions that wake learner and replanner."""
-        builder, layouts = self.builder, self.builder.neighbors.avoided_layouts
+        """Return the arguments of `Client.wait_for_work`: the conditions that wake the planner."""
+        allocations, layouts = self._client.state()["allocations"], self.builder.neighbors.avoided_layouts
         return {
-            "allocations": builder.allocations() + max(1, self.registry.allocations_until_verdict()),
-            "replan_at_iteration": builder.metadata.replan_backoff.allowed_at,
+            "allocations": allocations + max(1, self.registry.allocations_until_verdict()),
+            "replan_at_iteration": self.builder.around_backoff.allowed_at,
             **({} if layouts is None else {"other_layouts": layouts}),
         }
 
@@ -353,8 +321,7 @@ class Learner:
         """Record again if the pattern has changed permanently or, without a plan, after a long pause."""
         if self._client.resume_recording():
             log.info("recording again")
-            self.replanner.recording_begins()
-            self._recorded_at = self._client.state()["iterations"]
+            self.builder.recording_begins()
 
     def drop_if_useless(self) -> None:
         """Drop all plans if the program does not follow them, or if they are not profitable."""

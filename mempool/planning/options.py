@@ -30,17 +30,15 @@ class PlannerOptions:
             lock. Measured with a test suite of statsmodels on two cores of a virtual machine, where the
             planner's 8,000 waits took 0.6 s of the program's processor time.
         turn_seconds: seconds between two checks of the budget and of news to log.
-        retry_seconds: seconds until the planner works again after a failure; doubled by each successive
-            failure.
-        max_retry_seconds: largest such pause, with which a failing planner costs next to nothing.
+        retry_seconds: seconds until the planner works again after a failure, with which a failing planner
+            costs next to nothing.
         log_lines: most lines that ``explain`` logs at a time.
         log_seconds: least seconds between two logs by ``explain``.
         min_cache_bytes: least free memory kept outside an arena; an eighth of the arena if larger.
         patient_iterations: marked iterations to wait for the frees of buffers that outlive their iteration.
         min_new_events: least number of new events before another look at known iterations.
         rare_variant: share of iterations below which a variant that differs in only one size gets no plan.
-        astray_rate: largest miss rate at which a step still counts as part of a planned epoch; with more
-            misses, the resemblance is chance.
+        astray_rate: largest miss rate at which iterations follow the plans of an envelope's variants.
         max_enlarge_pause: longest pause, in iterations, before an outgrown upper-bound pattern is enlarged
             again.
         max_unmarked: number of allocations without a required mark after which marks are no longer awaited.
@@ -75,14 +73,9 @@ class PlannerOptions:
         pinned_iterations: least lifetime, in iterations, of a buffer that plans avoid although it blocks no
             plan yet.
         neighbor_collisions: requests with an occupied slot before plans are made around other clients' plans.
-        max_avoided_ranges: largest number of avoided ranges in one packing problem.
         joint_collisions: least number of collisions with live buffers since the last plan that trigger joint
             planning; fewer may come from a single kept tensor.
         joint_collision_share: least share of allocations that collide for joint planning.
-        joint_arena_factor: largest size of a joint arena relative to the largest separate arena, or to the
-            peak load.
-        guessed_load_factor: largest factor by which guessed lifetimes may increase the joint peak load;
-            beyond it, guesses are dropped.
         max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
             seconds.
         joint_search_pieces: largest joint problem, in pieces, that is also packed at once after a successful
@@ -99,8 +92,7 @@ class PlannerOptions:
     paying_miss_rate: float = 1 / 8
     handover_seconds: float = 80e-6
     turn_seconds: float = 0.25
-    retry_seconds: float = 0.1
-    max_retry_seconds: float = 60.0
+    retry_seconds: float = 1.0
     log_lines: int = 8
     log_seconds: float = 5.0
     min_cache_bytes: int = 32 << 20
@@ -131,11 +123,8 @@ class PlannerOptions:
     low_water_saving: float = 1 / 64
     pinned_iterations: int = 2
     neighbor_collisions: int = 16
-    max_avoided_ranges: int = 64
     joint_collisions: int = 16
     joint_collision_share: float = 1 / 512
-    joint_arena_factor: float = 1.25
-    guessed_load_factor: float = 1.05
     max_joint_pieces: int = 1 << 18
     joint_search_pieces: int = 1 << 15
 

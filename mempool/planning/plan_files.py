@@ -262,18 +262,17 @@ def _variants(stored_plans: Sequence[_StoredPlan]) -> dict[int, IterationVariant
 
 def read_plans_in_subprocess(path: str) -> SavedPlans:
     """Read as `read_plans`, in a subprocess unless Arrow is loaded already."""
-    return _in_subprocess(path, read_plans, path)
+    return call_in_subprocess(_needs(path), read_plans, path)
 
 
 def write_plans_in_subprocess(saved: SavedPlans, path: str, *, made_with: str) -> None:
     """Write as `write_plans`, in a subprocess unless Arrow is loaded already."""
-    _in_subprocess(path, write_plans, saved, path, made_with=made_with)
+    call_in_subprocess(_needs(path), write_plans, saved, path, made_with=made_with)
 
 
-def _in_subprocess(path: str, call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    if path.startswith(("/dev/", "/proc/")):  # these names depend on the process
-        return call(*arguments, **options)
-    return call_in_subprocess("pyarrow", call, *arguments, **options)
+def _needs(path: str) -> str:
+    """Return the module for `call_in_subprocess`; a loaded one if the name depends on the process."""
+    return "sys" if path.startswith(("/dev/", "/proc/")) else "pyarrow"
 
 
 def _numbers(values: Any, name: str, count: int | None, least: int, most: int) -> NDArray[np.int64]:
@@ -318,7 +317,17 @@ def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, *
     Raises:
         Exception: the error that the function raises.
     """
-    answer = None if needs in sys.modules or not sys.executable else _run_subprocess(call, arguments, options)
+    answer = None
+    if needs not in sys.modules and sys.executable:
+        with contextlib.suppress(Exception):  # sandbox, embedded Python, no memory: call here instead
+            done = subprocess.run(  # noqa: S603
+                [sys.executable, "-I", "-c", _CODE],  # no PYTHONPATH, which `mempool run` may have changed
+                input=pickle.dumps(sys.path) + pickle.dumps((call, arguments, options)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+            answer = pickle.loads(done.stdout)  # noqa: S301 - of our own code
     if answer is None:
         return call(*arguments, **options)
     succeeded, result = answer
@@ -326,19 +335,3 @@ def call_in_subprocess(needs: str, call: Callable[..., T], *arguments: object, *
         raise result
     value: T = result
     return value
-
-
-def _run_subprocess(call: object, arguments: object, options: object) -> tuple[bool, Any] | None:
-    """Return (success of the call, result or error); None if the subprocess failed."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-I", "-c", _CODE],  # without PYTHONPATH, which `mempool run` may have changed
-            input=pickle.dumps(sys.path) + pickle.dumps((call, arguments, options)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        answer: tuple[bool, Any] = pickle.loads(done.stdout)  # noqa: S301 - of our own code
-        return answer
-    except Exception:  # sandbox, embedded Python, no memory: call here instead
-        return None

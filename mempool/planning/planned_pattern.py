@@ -14,7 +14,7 @@ from mempool.settings import NEVER
 from traces.columns import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,15 +28,21 @@ class PlannedPattern:
     """A pattern, its buffers with the device's alignment, and their planned offsets.
 
     ``made_with`` is the framework and its version, such as "torch 2.13.0", or empty; for display only.
-    ``around_bytes`` is the part of the arena that belongs to pinned buffers or other clients, which the plan
-    avoids.
+    ``around`` has the (begin, end) offsets that the plan avoids: of pinned buffers and of other clients'
+    plans; ``pinned`` has those of the pinned buffers.
     """
 
     pattern: Pattern
     buffers: Buffers
     plan: Plan
     made_with: str = ""
-    around_bytes: int = 0
+    around: Sequence[tuple[int, int]] = ()
+    pinned: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def around_bytes(self) -> int:
+        """Bytes of the arena in `around`."""
+        return sum(max(min(end, self.plan.arena_bytes) - begin, 0) for begin, end in self.around)
 
     @property
     def fragmentation(self) -> float:
@@ -87,21 +93,15 @@ class PlannedPattern:
         """Return true if the other pattern is a rotation of this one."""
         if len(self.buffers) != len(pattern.buffers) or self.same_sequence(pattern):
             return False
-        return self._holds(pattern, 1)
-
-    def repeats(self, pattern: Pattern) -> bool:
-        """Return true if this pattern (as an epoch) contains the other (as a step) twice in a row."""
-        return 2 * len(pattern.buffers) <= len(self.buffers) and self._holds(pattern, 2)
-
-    def _holds(self, pattern: Pattern, times: int) -> bool:
-        """Return true if the circle contains the other pattern `times` times in a row."""
         pairs = ((self.buffers, self.pattern.sequence), (pattern.buffers, pattern.sequence))
-        mine, theirs = (np.stack([buffers.size, sequence.astype(np.int64)]) for buffers, sequence in pairs)
-        doubled = np.concatenate([mine, mine], axis=1).T.tobytes()
-        sought, width = np.tile(theirs, times).T.tobytes(), 16
-        at = doubled.find(sought)
+        mine, theirs = (
+            np.stack([buffers.size, sequence.astype(np.int64)], axis=1).tobytes()
+            for buffers, sequence in pairs
+        )
+        doubled, width = mine + mine, 16
+        at = doubled.find(theirs)
         while at >= 0 and at % width:
-            at = doubled.find(sought, at + 1)
+            at = doubled.find(theirs, at + 1)
         return at >= 0
 
     def is_close_to(self, pattern: Pattern) -> bool:
@@ -151,7 +151,7 @@ class PlannedPattern:
         begin, end = offset[offset >= 0], (offset + size)[offset >= 0]
         return set(zip(begin.tolist(), end.tolist(), strict=True))
 
-    def is_blocked_by(self, ranges: Sequence[tuple[int, int]]) -> bool:
+    def is_blocked_by(self, ranges: Iterable[tuple[int, int]]) -> bool:
         """Return true if a planned buffer lies in one of these ranges of offsets."""
         offset, size = self.plan.offset, self.buffers.size[:, None]
         assert offset is not None
@@ -297,7 +297,6 @@ def make_plan(
     *,
     alignment: int,
     interrupt: Callable[[], bool] | None = None,
-    seed: int = 0,
     around: Sequence[tuple[int, int]] = (),
     wait_bytes: int = NEVER,
     alternates: bool = False,
@@ -311,7 +310,6 @@ def make_plan(
         pattern: pattern to plan.
         alignment: alignment of every offset, in bytes.
         interrupt: polled now and then; true stops the search.
-        seed: seed of the search.
         around: (begin, end) offsets of ranges that the plan must not use; disjoint.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         alternates: see `search`.
@@ -322,32 +320,16 @@ def make_plan(
     buffers = dataclasses.replace(
         rows, alignment=np.full(len(rows), alignment, np.int64), offset=np.full(len(rows), -1, np.int64)
     )
-    options: dict[str, Any] = {
-        "wait_bytes": wait_bytes, "interrupt": interrupt, "seed": seed, "alternates": alternates
-    }  # fmt: skip
-    everything, bound = with_pinned(buffers, around), lower_bound(buffers)
-    plan = search(everything, **options)
+    everything = with_pinned(buffers, around)
+    plan = search(everything, wait_bytes=wait_bytes, interrupt=interrupt, alternates=alternates)
     if plan.offset is None:
         return None
     check(plan, everything)
-    if not around:
-        return PlannedPattern(pattern, buffers, plan)
-    plan = restrict_plan(dataclasses.replace(plan, offset=plan.offset[: len(rows)]), buffers, bound)
-    if (
-        plan.arena_bytes > OPTIONS.smaller_factor * bound
-    ):  # a search rarely uses the space below a pinned range
-        apart = search(buffers, **options)
-        if apart.offset is None:
-            return None
-        base = _first_gap(apart.arena_bytes, around, alignment)
-        if base + apart.arena_bytes < plan.arena_bytes:
-            moved = np.where(apart.offset >= 0, apart.offset + base, apart.offset)
-            plan = restrict_plan(dataclasses.replace(apart, offset=moved), buffers, bound)
-    check(plan, buffers)
-    within = sum(max(min(end, plan.arena_bytes) - begin, 0) for begin, end in around)
-    planned = PlannedPattern(pattern, buffers, plan, around_bytes=within)
-    assert not planned.is_blocked_by(around)
-    return planned
+    if around:
+        plan = dataclasses.replace(plan, offset=plan.offset[: len(rows)])
+        plan = restrict_plan(plan, buffers, lower_bound(buffers))
+        check(plan, buffers)
+    return PlannedPattern(pattern, buffers, plan, around=around)
 
 
 def search(
@@ -355,7 +337,6 @@ def search(
     *,
     wait_bytes: int,
     interrupt: Callable[[], bool] | None,
-    seed: int = 0,
     alternates: bool = False,
 ) -> Plan:
     """Search for offsets of buffers within the pool's node budget, or that for each number of columns.
@@ -364,7 +345,6 @@ def search(
         buffers: buffers, some of which may have offsets.
         wait_bytes: bytes that a plan must save for each wait of one stream for another.
         interrupt: polled now and then; true stops the search.
-        seed: seed of the search.
         alternates: successive iterations may have different layouts, in turn. Only where memory is short and
             marks count the iterations: what moves tensors to remembered addresses assumes one layout. Each
             number of columns has the node budget then.
@@ -380,7 +360,6 @@ def search(
         stop=Stop(nodes=nodes, interrupt=interrupt),
         wait_bytes=wait_bytes,
         close_enough=OPTIONS.close_enough,
-        seed=seed,
         columns=columns,
     )
 
@@ -392,16 +371,6 @@ def restrict_plan(plan: Plan, buffers: Buffers, bound: int) -> Plan:
     assert plan.offset is not None
     arena = int((plan.offset + buffers.size[:, None])[plan.offset >= 0].max(initial=0))
     return dataclasses.replace(plan, arena_bytes=arena, lower_bound_bytes=bound, status=Status.FEASIBLE)
-
-
-def _first_gap(size: int, around: Sequence[tuple[int, int]], alignment: int) -> int:
-    """Return the lowest aligned offset of a gap of `size` bytes between the ranges."""
-    base = 0
-    for begin, end in sorted(around):
-        if base + size <= begin:
-            break
-        base = max(base, -(-end // alignment) * alignment)
-    return base
 
 
 def with_pinned(buffers: Buffers, around: Sequence[tuple[int, int]]) -> Buffers:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import math
 import os
 import resource
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mempool import _core
 from mempool.logs import log
@@ -21,10 +22,8 @@ from mempool.settings import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from mempool.planning.plan_files import SavedPlans
-    from mempool.planning.planned_pattern import PlannedPattern
 
 
 _FOR_EVER = 1e9  # seconds
@@ -113,18 +112,22 @@ class ProcessorBudget:
                 self.charge(self._spent() - before)
 
 
+#: Budget of looks that the program itself requests.
+_UNLIMITED = ProcessorBudget(allowance=math.inf, share=0.0, most_debt=0.0)
+
+
 class Planner:
     """Planner of one client.
 
     Attributes:
         budget: processor time that looks and plans may use.
         learner: finds patterns worth a plan.
+        registry: plans of the client.
         requested: true once the program itself marked an iteration or waited for a plan.
     """
 
     def __init__(
         self,
-        core: _core.Pool,
         client: _core.Client,
         device: _core.Device,
         *,
@@ -136,7 +139,6 @@ class Planner:
         """Create the planner without starting the thread.
 
         Args:
-            core: the pool.
             client: client whose recording is analysed.
             device: device whose memory is planned.
             small_bytes: requests up to this size are not planned.
@@ -144,7 +146,7 @@ class Planner:
             explain: returns log lines about new departures from the plan.
             framework: name of the framework that uses the memory, or empty.
         """
-        self._core, self._client = core, client
+        self._client, self._device = client, device
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._pid = os.getpid()
@@ -154,46 +156,19 @@ class Planner:
         self._next_log_at = 0.0
         # not logged: "capture" is brief, offloading reports "limit"
         self._logged_refusals = {"", "capture", "limit"}
-        self._device = device
         self.budget = ProcessorBudget(
             allowance=OPTIONS.gpu_allowance_seconds if device.slow_return else OPTIONS.allowance_seconds,
             share=OPTIONS.time_share,
             most_debt=OPTIONS.max_debt_seconds,
-            spent=thread_cost_seconds,
         )
         self._work_left = self._reset_requested = False
         self._learned = 0  # number of looks that installed a plan
         self.requested = False
-        interrupt = self._stop.is_set
         builder = PlanBuilder(
-            core,
-            client,
-            device,
-            wait_bytes=wait_bytes,
-            framework=framework,
-            interrupt=interrupt,
+            client, device, wait_bytes=wait_bytes, framework=framework, interrupt=self._stop.is_set
         )
-        self.learner = Learner(client, device, builder, small_bytes=small_bytes, interrupt=interrupt)
-
-    @property
-    def planned(self) -> PlannedPattern | None:
-        """Plan made last, or None."""
-        return self.learner.registry.latest
-
-    @property
-    def plans(self) -> int:
-        """Number of plans made so far."""
-        return self.learner.registry.made
-
-    @property
-    def known(self) -> int:
-        """Number of patterns that have a plan now."""
-        return len(self.learner.registry)
-
-    @property
-    def are_followed(self) -> bool:
-        """True if the latest plan has at least as many hits as misses."""
-        return self.learner.registry.are_followed()
+        self.learner = Learner(client, device, builder, small_bytes=small_bytes, interrupt=self._stop.is_set)
+        self.registry = builder.registry
 
     def is_worthwhile(self) -> bool:
         """Return true if a plan may save more than it costs; the thread makes none otherwise.
@@ -205,27 +180,19 @@ class Planner:
             return True
         return bool(self._client.stats()["live"]["peak"] >= OPTIONS.min_host_bytes)
 
-    def begin(self, loaded: SavedPlans | None = None) -> None:
-        """Start recording, and start replaying loaded plans; calls of `look` make further plans."""
-        self.learner.begin(loaded)
-
     def look(self) -> bool:
-        """Look at the recording once; return true if a plan was installed."""
+        """Look at the recording once, regardless of the budget; return true if a plan was installed."""
         if self._pid != os.getpid():
             return False  # a forked child records nothing, and lacks the lock's holder
         with self._learning:
             if self._looking:
                 return False  # a signal handler interrupted a look
-            self._looking = True
+            self._looking, made = True, self.registry.made
             try:
-                self._reset_if_requested()
-                return self.learner.look()
+                self._turn(budget=_UNLIMITED)
             finally:
                 self._looking = False
-
-    def require_step_marks(self, until: int = OPTIONS.max_unmarked) -> None:
-        """Require marks: make no plan before the first mark or the allocation number `until`."""
-        self.learner.require_step_marks(until)
+            return self.registry.made > made
 
     def reset_plans(self, *, alternate: bool = False) -> None:
         """Request that the thread drops all plans and records again; return at once.
@@ -236,13 +203,8 @@ class Planner:
         self._reset_requested = True
         self._client.wake()
 
-    def _reset_if_requested(self) -> None:
-        if self._reset_requested:
-            self._reset_requested = False
-            self.learner.reset_plans()
-
     def saved_plans(self) -> SavedPlans | None:
-        """Return the known plans, for `begin` in another process; None if no plan is known."""
+        """Return the known plans, for another process; None if no plan is known."""
         if self._pid != os.getpid():
             return self.learner.saved_plans()  # a forked child lacks the thread that holds the lock
         with self._learning:
@@ -255,7 +217,7 @@ class Planner:
         with _core.Bypass():
             for module in NEEDED:
                 importlib.import_module(module)
-        self.begin(loaded)
+        self.learner.begin(loaded)
         self.start_thread()
 
     def start_thread(self) -> None:
@@ -290,11 +252,10 @@ class Planner:
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # sandboxes may forbid it; the solver is brief
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        logged, failures = "", 0
+        logged = ""
         while not self._stop.is_set():
             try:
                 self.run_once()
-                failures = 0
             except Exception as error:
                 if self._stop.is_set() or not threading.main_thread().is_alive():
                     return  # the interpreter is shutting down: imports may fail
@@ -304,8 +265,7 @@ class Planner:
                 with self._learning, contextlib.suppress(Exception):
                     self.learner.pause_after_failure()
                 # A pause of the recording does not help if the wait itself fails.
-                self._stop.wait(min(OPTIONS.retry_seconds * 2.0**failures, OPTIONS.max_retry_seconds))
-                failures += 1
+                self._stop.wait(OPTIONS.retry_seconds)
 
     def run_once(self, seconds: float = _FOR_EVER) -> None:
         """Wait at most `seconds` for work, then do the work; the thread repeats this function."""
@@ -329,35 +289,45 @@ class Planner:
         self.budget.charge(looked)
         return news
 
-    def _turn(self, *, work: bool) -> bool:
-        """Do all work that the budget permits; return true if work remains."""
-        self._reset_if_requested()
-        if self.budget.is_positive() and self.learner.builder.neighbors.shares_memory():
-            with self.budget.charge_thread():
-                self.learner.replanner.replan_for_shared_arena()
-        if self._client.pinned_ranges() and self.budget.is_positive():
-            with self.budget.charge_thread():
-                self.learner.replanner.replan_around_pinned()
-        if work and self.is_worthwhile():  # otherwise the work stays until it is
-            if not self.learner.may_learn():
+    def _turn(self, *, work: bool = True, budget: ProcessorBudget | None = None) -> bool:
+        """Do all work that the budget permits; return true if work remains.
+
+        Args:
+            work: true if the recording deserves a look.
+            budget: see `Planner.budget`, the default; otherwise the program itself requests the turn.
+        """
+        learner, requested = self.learner, budget is not None
+        budget = budget or self.budget
+        if self._reset_requested:
+            self._reset_requested = False
+            learner.reset_plans()
+        self.registry.refresh()
+        if budget.is_positive() and learner.builder.neighbors.shares_memory():
+            with budget.charge_thread():
+                learner.builder.replan_for_shared_arena()
+        if budget.is_positive() and self._client.pinned_ranges():
+            with budget.charge_thread():
+                learner.builder.replan_around_pinned()
+        if work and (requested or self.is_worthwhile()):  # otherwise the work stays until it is
+            if not learner.may_learn():
                 work = False
-            elif self.budget.is_positive():
+            elif budget.is_positive():
                 work = False
-                self._learn()
+                self._learn(budget)
         elif not work:
-            self.learner.resume_if_changed()
-        self.learner.drop_if_useless()
+            learner.resume_if_changed()
+        learner.drop_if_useless()
         self._log_news()
         return work
 
-    def _learn(self) -> None:
+    def _learn(self, budget: ProcessorBudget) -> None:
         """Try to make a plan; charge the budget unless the program follows known plans.
 
         If known plans serve only a part of the program, further plans may serve no more.
         """
-        follows = self.learner.registry.are_followed()
-        free = OPTIONS.free_plans if self.learner.registry.is_profitable() else OPTIONS.first_free_plans
-        with self.budget.charge_thread() as forgive:
+        follows = self.registry.are_followed()
+        free = OPTIONS.free_plans if self.registry.is_profitable() else OPTIONS.first_free_plans
+        with budget.charge_thread() as forgive:
             learned = self.learner.learn()
             self._learned += learned
             if learned and follows and self._learned <= free:
@@ -369,7 +339,7 @@ class Planner:
         if state["refusal"] not in self._logged_refusals:
             self._logged_refusals.add(state["refusal"])
             log.warning("%s; going on without, trying again later", self._refusal_message(state))
-        self.learner.registry.warn_if_foreign()
+        self.registry.warn_if_foreign()
         if self._explain is not None and time.monotonic() >= self._next_log_at:
             for line in self._explain()[: OPTIONS.log_lines]:
                 log.warning("%s", line)
@@ -390,7 +360,7 @@ class Planner:
         self.requested = True
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self._client.state()["replaying"] or self.plans:
+            if self._client.state()["replaying"] or self.registry.made:
                 return True
             if self._thread is None or self._stop.is_set():
                 return False  # no thread plans

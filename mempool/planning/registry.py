@@ -14,13 +14,11 @@ from mempool.planning.options import OPTIONS
 from mempool.settings import made_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from mempool.planning.plan_files import SavedPlans
     from mempool.planning.planned_pattern import PlannedPattern
     from traces.iterations.pattern import Pattern
-
-    Ranges = set[tuple[int, int]]
 
 
 NEVER = 1 << 62
@@ -244,50 +242,7 @@ class ExponentialBackoff:
         """Return true if the action is allowed in this iteration."""
         return iteration >= self.allowed_at
 
-    def forbid_before(self, iteration: int) -> None:
-        """Forbid the action before this iteration."""
-        self.allowed_at = iteration
-
     def record_attempt(self, iteration: int) -> None:
         """Record an attempt in this iteration, and double the pause."""
         self._gap = min(2 * self._gap, self._longest)
         self.allowed_at = iteration + self._gap
-
-
-class PlanMetadata:
-    """Metadata of one client's plans, by plan key.
-
-    Attributes:
-        improvable: keys of plans that may use more memory than needed.
-        replan_backoff: backoff of planning around pinned ranges.
-    """
-
-    def __init__(self) -> None:
-        self.improvable: set[bytes] = set()
-        self.replan_backoff = ExponentialBackoff()
-        self._avoided: dict[bytes, Ranges] = {}
-        self._extension_backoff: dict[bytes, ExponentialBackoff] = {}
-
-    def reset_backoff(self) -> None:
-        """Reset the backoff: a new pattern may be planned around pinned ranges at once."""
-        self.replan_backoff = ExponentialBackoff()
-
-    def avoided_ranges(self, key: bytes) -> Ranges:
-        """Return the arena ranges that a plan avoids."""
-        return self._avoided.get(key, set())
-
-    def set_avoided_ranges(self, key: bytes, ranges: Iterable[tuple[int, int]]) -> None:
-        """Set the arena ranges that a plan avoids."""
-        self._avoided[key] = set(ranges)
-
-    def extension_backoff(self, key: bytes) -> ExponentialBackoff:
-        """Return the backoff of replanning a pattern for longer lifetimes."""
-        return self._extension_backoff.setdefault(key, ExponentialBackoff())
-
-    def keep(self, keys: set[bytes]) -> None:
-        """Drop the metadata of all plans except `keys`."""
-        self.improvable &= keys
-        self._avoided = {key: ranges for key, ranges in self._avoided.items() if key in keys}
-        self._extension_backoff = {
-            key: longer for key, longer in self._extension_backoff.items() if key in keys
-        }

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from mempool.planning.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from mempool import _core
     from mempool.planning.planned_pattern import PlannedPattern
-
-_NEVER_SEEN = (1 << 64) - 2  # impossible number of layout changes
 
 
 class ArenaNeighbors:
@@ -56,10 +53,6 @@ class ArenaNeighbors:
         """Avoid the present plans of other clients from now on."""
         self._collisions, self._layouts = self.slot_collisions(), self.other_layouts()
 
-    def assume_stale(self) -> None:
-        """Assume that loaded plans avoid clients of an earlier process, which may no longer exist."""
-        self._layouts = _NEVER_SEEN
-
     def allow_overlap(self) -> None:
         """Permit overlaps again, for lack of memory, until the next collisions."""
         self._layouts = None
@@ -69,25 +62,8 @@ class ArenaNeighbors:
         return int(self._client.stats()["outcomes"]["slot_occupied"])
 
     def _others(self) -> list[tuple[int, int]]:
-        return merge_ranges(self._client.other_plans_ranges())
+        return self._client.other_plans_ranges()
 
     def other_layouts(self) -> int:
         """Return the total number of changes to other clients' plans."""
         return int(self._client.state()["other_layouts"])
-
-
-def merge_ranges(
-    ranges: Sequence[tuple[int, int]], most: int = OPTIONS.max_avoided_ranges
-) -> list[tuple[int, int]]:
-    """Merge ranges into at most `most` disjoint ones, in order.
-
-    If there are more ranges, the narrowest gaps between ranges are filled.
-    """
-    from traces.intervals import union_of_ranges  # imported late, as it brings NumPy
-
-    whole = union_of_ranges(ranges)
-    if len(whole) <= most:
-        return whole
-    gaps = range(1, len(whole))
-    widest = sorted(sorted(gaps, key=lambda i: whole[i - 1][1] - whole[i][0])[: most - 1])
-    return [(whole[i][0], whole[j - 1][1]) for i, j in itertools.pairwise([0, *widest, len(whole)])]

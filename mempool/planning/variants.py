@@ -1,8 +1,8 @@
 """Variants of iterations: their successions, joint plans, and upper-bound patterns of variable sizes.
 
 A plan of one variant alone assumes that the variant follows itself, and ignores buffers that another variant
-leaves alive. If such buffers block planned slots, all known variants are planned jointly:
-`solvers.packing.variants` has the model, `mempool.planning.joint_planning` decides when.
+leaves alive. If such buffers block planned slots, all known variants are planned jointly;
+`solvers.packing.variants` has the model.
 
 Variants that differ in sizes only share an upper-bound pattern (`traces.iterations.envelope`). A recording
 holds the last iterations only and may have lost the largest sizes, so recorded upper-bound patterns are
@@ -13,176 +13,222 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mempool.planning.options import OPTIONS
 from mempool.planning.planned_pattern import PlannedPattern, restrict_plan, search, with_pinned
+from mempool.planning.registry import ExponentialBackoff
 from solvers.packing.bounds import peak_load
 from solvers.packing.variants import IterationVariant, VariantSet, agree_on_persistent, pack_coupled
 from traces.iterations.envelope import FEW_KINDS, MOST_LARGER, SMALLER, expected_least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from mempool.planning.plan_files import SavedPlans
     from solvers import Plan
     from traces.buffers import Buffers
     from traces.iterations.pattern import Pattern
 
 
-class VariantLifetimes:
-    """Longest observed lifetime of each variant's buffers, by the variant that follows."""
+class JointPlanning:
+    """Jointly planned variants of one client, and the longest observed lifetimes of each variant's buffers.
+
+    Joint planning is triggered when buffers that one variant leaves alive block another.
+    """
 
     def __init__(self) -> None:
-        """Start without observations."""
-        self._ends: dict[bytes, NDArray[np.int64]] = {}
-        self._stays: dict[bytes, NDArray[np.bool_]] = {}
-        self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
-        # variants of the last joint plan, in the order of their columns
-        self._planned: dict[bytes, IterationVariant] = {}
+        """Start without observations and joint plans."""
+        self._plans: list[PlannedPattern] = []
+        #: Variants of the joint plans by key, in the order of their columns.
+        self._variants: dict[bytes, IterationVariant] = {}
+        self._longest: dict[bytes, Buffers] = {}
+        self._reach: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}  # by variant and its follower
+        self._backoff = ExponentialBackoff()
+        self._allocations = self._occupied = 0  # counters at the last plan
+        self._recent_keys: set[bytes] = set()  # keys of variants in the recording at the last check
+        self._largest_set = 0  # number of joinable variants at the last check
 
-    def note(self, patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> None:
-        """Add the lifetimes of `patterns`; forget other patterns that are not in `known`."""
-        keys = {pattern.key for pattern in patterns} | {planned.key for planned in known}
-        self._ends = {key: ends for key, ends in self._ends.items() if key in keys}
-        self._stays = {key: stays for key, stays in self._stays.items() if key in keys}
-        self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
-        for pattern in patterns:
-            key, rows = pattern.key, pattern.buffers
-            self._ends[key] = _elementwise_max(self._ends.get(key), rows.end)
-            self._stays[key] = self._stays.get(key, rows.persistent) | rows.persistent
-            for follower, reach in pattern.reach.items():
-                self._reach[key, follower] = _elementwise_max(self._reach.get((key, follower)), reach)
+    def __bool__(self) -> bool:
+        return bool(self._plans)
 
-    def supersede(self, key: bytes, former: set[bytes]) -> None:
-        """Move the observations of the plans in `former` to plan `key`, which supersedes them."""
+    def includes(self, planned: PlannedPattern) -> bool:
+        """Return true if this plan is one of the joint plans."""
+        return any(planned is joint_plan for joint_plan in self._plans)
+
+    def plan_installed(self, key: bytes, former: set[bytes], allocations: int, occupied: int) -> None:
+        """Record a new plan.
+
+        Args:
+            key: key of the plan.
+            former: keys of the superseded plans, whose observations count for this plan from now on.
+            allocations: total number of allocations.
+            occupied: total number of allocations whose planned slot was occupied.
+        """
+        self._allocations, self._occupied = allocations, occupied
         names = dict.fromkeys(former, key)
         reaches, self._reach = self._reach, {}
         for (who, follower), reach in reaches.items():
-            pair = names.get(who, who), names.get(follower, follower)
-            self._reach[pair] = _elementwise_max(self._reach.get(pair), reach)
-        for old_key in former & self._ends.keys():
-            self._ends[key] = _elementwise_max(self._ends.get(key), self._ends.pop(old_key))
-            stays = self._stays.pop(old_key)
-            self._stays[key] = self._stays.get(key, stays) | stays
+            self._note_reach(names.get(who, who), names.get(follower, follower), reach)
+        for old_key in former & self._longest.keys():
+            self._note_lifetimes(key, self._longest.pop(old_key))
 
-    def can_be_joined(self, planned: PlannedPattern) -> bool:
-        """Return true if this variant's followers and reach are known, and its buffers form one group."""
-        return bool(self._observed_reach(planned)) and not planned.buffers.group.any()
+    def has_collisions(self, allocations: int, occupied: int) -> bool:
+        """Return true if collisions since the last plan justify joint planning.
+
+        With joint plans, if any occurred.
+        """
+        collisions, passed = occupied - self._occupied, allocations - self._allocations
+        return collisions >= (
+            1 if self._plans else max(OPTIONS.joint_collisions, OPTIONS.joint_collision_share * passed)
+        )
+
+    def candidates(self, known: Iterable[PlannedPattern]) -> list[PlannedPattern]:
+        """Return the plans to make jointly: of recently recorded or already joint variants.
+
+        Followers and reach of such a variant are known, and its buffers form one group.
+        """
+        return [
+            planned
+            for planned in known
+            if (planned.key in self._recent_keys or self.includes(planned))
+            and self._observed_reach(planned)
+            and not planned.buffers.group.any()
+        ]
+
+    def is_due(self, known: Sequence[PlannedPattern], patterns: Sequence[Pattern], iteration: int) -> bool:
+        """Return true if these variants need a joint plan: one is new, or a buffer outlives the old plan."""
+        self._note(patterns, known)
+        joined = self.candidates(known)
+        if len(joined) < 2:
+            return False
+        if len(joined) > self._largest_set:
+            self._largest_set, self._backoff = len(joined), ExponentialBackoff()
+        return self._backoff.is_allowed(iteration) and self._is_outdated(joined)
+
+    def make(
+        self, known: Sequence[PlannedPattern], iteration: int, **options: Any
+    ) -> tuple[list[PlannedPattern], list[IterationVariant]] | None:
+        """Plan variants jointly; return None if the problem is too large or the search was interrupted.
+
+        Args:
+            known: plans of variants that can be planned jointly.
+            iteration: number of the present iteration.
+            options: see `make_joint_plans`.
+
+        Returns:
+            Plans and variants for `adopt`.
+        """
+        self._backoff.record_attempt(iteration)
+        if pieces(known) > OPTIONS.max_joint_pieces:
+            return None
+        variants = self._joint_variants(known)
+        made = make_joint_plans(known, variants, **options)
+        return None if made is None else (made, variants)
+
+    def adopt(self, made: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
+        """Record that these joint plans are in effect."""
+        self._plans = list(made)
+        self._variants = {planned.key: variant for planned, variant in zip(made, variants, strict=True)}
+
+    def variants(self, known: Sequence[PlannedPattern]) -> dict[int, IterationVariant]:
+        """Return the variant of each jointly planned element of `known`, by index."""
+        numbers = {planned.key: number for number, planned in enumerate(known) if self.includes(planned)}
+        columns = [column for column, key in enumerate(self._variants) if key in numbers]
+        if len(columns) < 2:  # the other variants were dropped
+            return {}
+        return {
+            numbers[key]: dataclasses.replace(variant, reach=variant.reach[:, columns])
+            for key, variant in self._variants.items()
+            if key in numbers
+        }
+
+    def load(self, known: Sequence[PlannedPattern], variants: Mapping[int, IterationVariant]) -> None:
+        """Adopt plans from a file with the observations of the process that made the plans.
+
+        `variants`: the jointly planned variants, by index in `known`.
+        """
+        self.adopt([known[number] for number in variants], list(variants.values()))
+        for key, variant in self._variants.items():
+            self._note_lifetimes(key, variant.buffers)
+            for follower, reach in zip(self._variants, variant.reach.T, strict=True):
+                self._note_reach(key, follower, reach)
+
+    def _note(self, patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> None:
+        """Add the lifetimes of `patterns`; forget other patterns that are not in `known`."""
+        self._recent_keys = {pattern.key for pattern in patterns}
+        keys = self._recent_keys | {planned.key for planned in known}
+        self._longest = {key: rows for key, rows in self._longest.items() if key in keys}
+        self._reach = {pair: reach for pair, reach in self._reach.items() if keys.issuperset(pair)}
+        for pattern in patterns:
+            self._note_lifetimes(pattern.key, pattern.buffers)
+            for follower, reach in pattern.reach.items():
+                self._note_reach(pattern.key, follower, reach)
+
+    def _note_lifetimes(self, key: bytes, rows: Buffers) -> None:
+        self._longest[key] = _longer(rows, self._longest.get(key))
+
+    def _note_reach(self, key: bytes, follower: bytes, reach: NDArray[np.int64]) -> None:
+        self._reach[key, follower] = np.maximum(self._reach.get((key, follower), 0), reach)
 
     def _observed_reach(self, planned: PlannedPattern) -> dict[bytes, NDArray[np.int64]]:
         """Return the observed reach into each follower, before and after planning."""
         observed = dict(planned.pattern.reach)
         for (key, follower), reach in self._reach.items():
             if key == planned.key:
-                observed[follower] = _elementwise_max(observed.get(follower), reach)
+                observed[follower] = np.maximum(observed.get(follower, 0), reach)
         return observed
 
-    def is_outdated(self, known: Sequence[PlannedPattern]) -> bool:
-        """Return true if the joint plan is for other variants, or if buffers now outlive their plan."""
-        if {planned.key for planned in known} != set(self._planned):
+    def _is_outdated(self, known: Sequence[PlannedPattern]) -> bool:
+        """Return true if the joint plans are of other variants, or if buffers now outlive their plan."""
+        if len(known) != len(self._plans) or not all(map(self.includes, known)):
             return True
-        for key, variant in self._planned.items():
+        for key, variant in self._variants.items():
             rows, n = variant.buffers, len(variant)
-            ends, stays = self._ends.get(key, rows.end), self._stays.get(key, rows.persistent)
-            longer = (np.minimum(ends, n) > np.minimum(rows.end, n)) & ~variant.outlives
-            if ((longer | stays) & ~rows.persistent).any():
+            longest = self._longest.get(key, rows)
+            longer = (np.minimum(longest.end, n) > np.minimum(rows.end, n)) & ~variant.outlives
+            if ((longer | longest.persistent) & ~rows.persistent).any():
                 return True
-            for number, follower in enumerate(self._planned):
-                observed = self._reach.get((key, follower))
-                if observed is not None and ((observed > variant.reach[:, number]) & ~rows.persistent).any():
+            for number, follower in enumerate(self._variants):
+                observed = self._reach.get((key, follower), 0)
+                if ((observed > variant.reach[:, number]) & ~rows.persistent).any():
                     return True
         return False
 
-    def of(self, known: Sequence[PlannedPattern]) -> list[IterationVariant] | None:
-        """Return the variants with their reach into each other; None if the packing problem is too large.
+    def _joint_variants(self, known: Sequence[PlannedPattern]) -> list[IterationVariant]:
+        """Return the variants with their reach into each other; 0 into a follower that was never observed."""
+        length = np.array([len(planned.buffers) for planned in known])
+        variants = []
+        for planned in known:
+            observed, never = self._observed_reach(planned), np.zeros(len(planned.buffers), np.int64)
+            reach = np.stack([observed.get(other.key, never) for other in known], axis=1)
+            rows = _longer(planned.buffers, self._longest.get(planned.key))
+            beyond = rows.end - len(rows)
+            unseen = (beyond > 0) & ~reach.any(axis=1)  # the follower was never observed
+            reach = np.where(unseen[:, None], np.minimum(beyond[:, None], length), reach)
+            # The number of iterations that such a buffer lives is unknown.
+            stays = rows.persistent | (reach > length + length.min()).any(axis=1)
+            rows, reach = dataclasses.replace(rows, persistent=stays), np.where(stays[:, None], 0, reach)
+            sequence = planned.pattern.sequence.astype(np.int64)
+            variants.append(IterationVariant(rows, reach, sequence, planned.pattern.least))
+        return agree_on_persistent(variants)
 
-        A follower that was never observed gets a guessed reach: the longest observed reach into the other
-        followers, in allocations or as a share of the follower's length, whichever is longer. If the guesses
-        clearly increase the peak load (for example, if variants alternate and never follow themselves),
-        unobserved pairs count as impossible.
-        """
-        if pieces(known) > OPTIONS.max_joint_pieces:
-            return None
-        guessed = agree_on_persistent([self._variant(planned, known, guesses=True) for planned in known])
-        keys = {planned.key for planned in known}
-        if all(keys.issubset(self._observed_reach(planned)) for planned in known):
-            return guessed
-        as_observed = agree_on_persistent([self._variant(planned, known, guesses=False) for planned in known])
-        most = OPTIONS.guessed_load_factor * peak_load(VariantSet(as_observed).buffers)
-        return guessed if peak_load(VariantSet(guessed).buffers) <= most else as_observed
 
-    def _variant(
-        self, planned: PlannedPattern, known: Sequence[PlannedPattern], *, guesses: bool
-    ) -> IterationVariant:
-        rows, key, n = planned.buffers, planned.key, len(planned.buffers)
-        observed = self._observed_reach(planned)
-        lengths = {other.key: len(other.buffers) for other in known}
-        never = np.zeros(n, np.int64)
-        columns = [
-            observed[other]
-            if other in observed
-            else _guess_reach(observed, lengths, length)
-            if guesses
-            else never
-            for other, length in lengths.items()
-        ]
-        reach, length = np.stack(columns, axis=1), np.array(list(lengths.values()))
-        end = np.maximum(self._ends.get(key, rows.end), rows.end)
-        unseen = (end > n) & ~reach.any(axis=1)  # the follower was never observed
-        reach = np.where(unseen[:, None], np.minimum((end - n)[:, None], length), reach)
-        stays = rows.persistent | self._stays.get(key, rows.persistent)
-        # The number of iterations that such a buffer lives is unknown.
-        stays |= (reach > length + length.min()).any(axis=1)
-        buffers = dataclasses.replace(rows, end=end, persistent=stays)
-        reach = np.where(stays[:, None], 0, reach)
-        return IterationVariant(
-            buffers, reach, planned.pattern.sequence.astype(np.int64), planned.pattern.least
-        )
-
-    def load(self) -> int:
-        """Return the peak load, in bytes, of any succession of the jointly planned variants."""
-        return peak_load(VariantSet(list(self._planned.values())).buffers)
-
-    def set_planned(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
-        """Record the variants of the last joint plan."""
-        self._planned = {planned.key: variant for planned, variant in zip(known, variants, strict=True)}
-
-    def planned(self) -> dict[bytes, IterationVariant]:
-        """Return the variants of the last joint plan by key, in the order of their columns."""
-        return self._planned
-
-    def adopt(self, known: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
-        """Adopt variants that another process observed and planned jointly."""
-        self.set_planned(known, variants)
-        for key, variant in self._planned.items():
-            self._ends[key], self._stays[key] = variant.buffers.end, variant.buffers.persistent
-            for follower, reach in zip(self._planned, variant.reach.T, strict=True):
-                self._reach[key, follower] = reach
+def _longer(rows: Buffers, observed: Buffers | None) -> Buffers:
+    """Return buffers with the longer of both lifetimes."""
+    if observed is None:
+        return rows
+    end, stays = np.maximum(rows.end, observed.end), rows.persistent | observed.persistent
+    return dataclasses.replace(rows, end=end, persistent=stays)
 
 
 def pieces(known: Sequence[PlannedPattern]) -> int:
     """Return an upper bound of the joint packing problem's size, in pieces of lifetime."""
     return 2 * len(known) * sum(len(planned.buffers) for planned in known)
-
-
-def _elementwise_max(first: NDArray[np.int64] | None, second: NDArray[np.int64]) -> NDArray[np.int64]:
-    return second if first is None else np.maximum(first, second)
-
-
-def _guess_reach(
-    observed: dict[bytes, NDArray[np.int64]], long: dict[bytes, int], length: int
-) -> NDArray[np.int64]:
-    """Guess a variant's reach into a follower of `length` allocations without observations."""
-    guesses = []
-    for follower, reach in observed.items():
-        share = -(-reach * length // long.get(follower, length))
-        guesses.append(np.maximum(np.minimum(reach, length), share))
-    guess: NDArray[np.int64] = np.max(guesses, axis=0)
-    return guess
 
 
 def make_joint_plans(
@@ -210,7 +256,11 @@ def make_joint_plans(
     from solvers import check, lower_bound
     from solvers.packing.check import check_variants
 
-    variants = [_align(variant, alignment) for variant in variants]
+    aligned = [
+        dataclasses.replace(variant.buffers, alignment=np.full(len(variant), alignment, np.int64))
+        for variant in variants
+    ]
+    variants = [dataclasses.replace(v, buffers=rows) for v, rows in zip(variants, aligned, strict=True)]
     joint = VariantSet(variants)
     everything = with_pinned(joint.buffers, around)
     plan = _pack(joint, everything, partial(search, wait_bytes=wait_bytes, interrupt=interrupt), around)
@@ -224,8 +274,7 @@ def make_joint_plans(
         mine = dataclasses.replace(plan, offset=offset, period=len(variant))
         mine = restrict_plan(mine, own, lower_bound(own))
         check(mine, own)
-        within = sum(max(min(end, mine.arena_bytes) - begin, 0) for begin, end in around)
-        made.append(PlannedPattern(_as_planned(before.pattern, own), own, mine, around_bytes=within))
+        made.append(PlannedPattern(_as_planned(before.pattern, own), own, mine, around=around))
     check_variants(variants, [planned.plan for planned in made])
     return made
 
@@ -263,12 +312,6 @@ def _as_planned(pattern: Pattern, planned: Buffers) -> Pattern:
     coverage = pattern.coverage * peak_load(planned) / peak_load(everything)
     rows = dataclasses.replace(pattern.buffers, persistent=planned.persistent)
     return dataclasses.replace(pattern, buffers=rows, coverage=coverage)
-
-
-def _align(variant: IterationVariant, alignment: int) -> IterationVariant:
-    rows = variant.buffers
-    column = np.full(len(rows), alignment, np.int64)
-    return dataclasses.replace(variant, buffers=dataclasses.replace(rows, alignment=column))
 
 
 def envelope_lengths(known: Iterable[PlannedPattern]) -> tuple[int, ...]:
@@ -326,3 +369,30 @@ def _common_envelope(pattern: Pattern, other: Pattern) -> Pattern | None:
     if peak_load(buffers) > MOST_LARGER * max(peak_load(alone), peak_load(apart)):
         return None
     return dataclasses.replace(pattern, buffers=buffers, least=least)
+
+
+def plan_jointly(made: Sequence[PlannedPattern], **options: Any) -> SavedPlans | None:
+    """Plan variants jointly, so that each may follow any other, from separately made plans.
+
+    Args:
+        made: plans of all variants of a finished recording, with one alignment.
+        options: see `make_joint_plans`.
+
+    Returns:
+        One plan for each of ``made``, in their order; None if no variant's follower is known, the problem is
+        too large, or the search was interrupted before the first plan.
+    """
+    from mempool.planning.plan_files import SavedPlans
+
+    together = JointPlanning()
+    if not together.is_due(made, [planned.pattern for planned in made], 0):
+        return None
+    joined = together.candidates(made)
+    alignment = int(made[0].buffers.alignment.max(initial=1))
+    found = together.make(joined, 0, alignment=alignment, **options)
+    if found is None:
+        return None
+    together.adopt(*found)
+    instead = {planned.key: planned for planned in found[0]}
+    plans = [instead.get(planned.key, planned) for planned in made]
+    return SavedPlans(plans, together.variants(plans))

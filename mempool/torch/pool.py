@@ -78,7 +78,7 @@ class TensorPool(Pool):
         Plans made so far are for repetitions within the step, and would take the optimizer's state into their
         arena. A file's plans are kept if its iterations also end with steps.
         """
-        self.planner.require_step_marks(until=NEVER)
+        self.planner.learner.require_step_marks(until=NEVER)
         if self.loaded is None or not self.loaded.detected_marks:
             self.loaded = None
             self.client.drop_patterns()

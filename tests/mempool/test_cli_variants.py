@@ -16,13 +16,13 @@ from combinations import combinations
 from pools import simulated
 from random_variants import at_random, in_steps, marking_last, misses, variants, with_states
 
-import mempool.planning.joint_planning
+import mempool.planning.variants
 from mempool import Pool
 from mempool.cli.app import call
 from mempool.cli.check import matching_plans
 from mempool.offline import read_input
-from mempool.planning.joint_planning import plan_jointly
 from mempool.planning.plan_files import SavedPlans, read_plans, write_plans
+from mempool.planning.variants import plan_jointly
 from solvers import PlanError, peak_load
 from solvers.packing.variants import VariantSet
 from traces import EventType, Trace
@@ -215,7 +215,7 @@ def test_capacity_holds_for_all_joint_plans(
             plan = dataclasses.replace(first.plan, arena_bytes=joint["arena_bytes"] + 1)
             return dataclasses.replace(saved, plans=[dataclasses.replace(first, plan=plan), *saved.plans[1:]])
 
-        monkeypatch.setattr(mempool.planning.joint_planning, "plan_jointly", larger)
+        monkeypatch.setattr(mempool.planning.variants, "plan_jointly", larger)
     result = cli.answer("plan", trace, "-o", plan, f"--capacity {joint['arena_bytes']}")
     assert result["arena_bytes"] <= joint["arena_bytes"]
     assert bool(read_plans(plan).variants) == (capacity == "largest")

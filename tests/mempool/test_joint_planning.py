@@ -14,8 +14,8 @@ from pools import simulated
 from random_variants import at_random, in_steps, in_turn, marking_last, misses, variants, with_states
 
 from mempool import Pool
-from mempool.planning import joint_planning
 from mempool.planning.options import OPTIONS
+from mempool.planning.plan_builder import PlanBuilder
 from mempool.planning.plan_files import read_plans
 
 #: Number of iterations until all plans are final, with a run of the planner after each iteration.
@@ -233,7 +233,7 @@ def test_saved_plans_are_the_plans_in_effect(tmp_path: Path, monkeypatch: pytest
         in_steps(pool, iteration, 2 * LEARNED)
         in_effect = list(pool.planner.learner.registry)
         tried = []
-        monkeypatch.setattr(joint_planning.JointPlanning, "is_worth_it", lambda *made: tried.append(made))
+        monkeypatch.setattr(PlanBuilder, "fits_memory", lambda *made: tried.append(made))
         in_steps(pool, iteration, 30, first=2 * LEARNED)
         assert tried
         pool.save(tmp_path / "plan")

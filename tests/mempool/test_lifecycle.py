@@ -356,7 +356,7 @@ def test_a_single_data_dependent_size_does_not_hide_the_iteration(marks: bool, v
     enveloped = marks and values > 3
     assert sum(one() for _ in range(50)) <= (0.2 if enveloped else 2) * 50
     # Of 400 sizes in random order ln(400) are larger than all before.
-    assert program.memory.planner.plans <= (4 + math.log(400) if enveloped else 4)
+    assert program.memory.planner.registry.made <= (4 + math.log(400) if enveloped else 4)
 
 
 def self_contained(sizes: list[int]) -> Iteration:

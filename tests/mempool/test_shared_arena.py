@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +9,11 @@ from typing import Any
 import pytest
 import sequences
 from fake_cuda import FakeCuda
-from hypothesis import given
-from hypothesis import strategies as st
 from pools import pattern_of, simulated
 from programs import Watched, layers
 
 from mempool import Pool
 from mempool.planning.planned_pattern import make_plan, with_pinned
-from mempool.planning.shared_arena import merge_ranges
 from solvers import lower_bound
 from traces import workload
 from traces.iterations.pattern import find_patterns
@@ -202,20 +198,3 @@ def test_replans_after_layout_changes_avoid_pinned_ranges(pools: tuple[Pool, Poo
     assert int(one.client.stats()["outcomes"]["slot_occupied"]) == before
     for address in stays:
         memory.free(address)
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9))), st.integers(1, 9))
-def test_many_pinned_ranges_are_joined_into_few_covering_ranges(
-    places: list[tuple[int, int]], most: int
-) -> None:
-    ranges = [(begin, begin + length) for begin, length in places]
-    few = merge_ranges(ranges, most)
-    assert len(few) <= most
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(few))
-    held = {offset for begin, end in few for offset in range(begin, end)}
-    taken = {offset for begin, end in ranges for offset in range(begin, end)}
-    assert held >= taken
-    if ranges:
-        assert (min(held), max(held)) == (min(ranges)[0], max(end for _, end in ranges) - 1)
-    if len(merge_ranges(ranges)) <= most:
-        assert held == taken

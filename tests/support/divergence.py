@@ -39,9 +39,9 @@ class Planning:
         self.core = _core.Pool(device=device, recorded_events=events)
         self.core.set_retained_limit(EVERYTHING)
         self.client = _core.Client(self.core, "pool")
-        self.planner = Planner(self.core, self.client, device, small_bytes=512)
+        self.planner = Planner(self.client, device, small_bytes=512)
         self.planner.budget = ProcessorBudget(allowance=1e9, share=0, most_debt=0)
-        self.planner.begin()
+        self.planner.learner.begin()
         self._marks, self._every, self._since = marks, every, 0
 
     @property

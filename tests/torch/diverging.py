@@ -222,7 +222,7 @@ def pooled(name: str, observer: ctypes.CDLL, *, marks: bool) -> dict[str, Any]:
     keep_slow_plans()
     with mempool.torch.install(background=False) as pool:
         said = results(name, pool, marks=marks)
-        known = pool.planner.known
+        known = len(pool.planner.registry)
         return said | {"overlaps": observer.overlaps(), "known": known, "report": pool.report().to_dict()}
 
 
