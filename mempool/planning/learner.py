@@ -183,10 +183,6 @@ class Learner:
         """Stop recording, since all requests follow the plan; restart only if the plan may be improved."""
         self._client.advance_recording("improvable" if self.builder.improvable else "settled")
 
-    def pause_after_failure(self) -> None:
-        """Pause recording for long, after a failure that may be temporary."""
-        self._client.advance_recording("failed")
-
     def _patterns(self) -> tuple[list[Pattern], list[int]]:
         """Return the recurring patterns, and the present number of allocations of each sequence."""
         from mempool.planning import variants
@@ -334,7 +330,7 @@ class Learner:
             self.withdrawal_reason = reason
             self._client.note_decision("withdrawn")
             self.builder.forget()
-            self.pause_after_failure()
+            self._client.advance_recording("failed")  # pauses for long
 
     def _reason_to_withdraw(self) -> str:
         """Return why the plans of marked iterations are unprofitable; empty if profitable or if undecided.

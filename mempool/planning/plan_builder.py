@@ -140,10 +140,9 @@ class PlanBuilder:
         """
         pattern, allocations = planned.pattern, int(self._client.state()["allocations"])
         longer = any(known.same_sequence(pattern) for known in self.registry)
-        served = {known.key for known in self.registry if planned.serves(known.pattern)} - {planned.key}
         if not self.registry.install(planned, counts, instead_of=instead_of):
             return False
-        self.joint.plan_installed(planned.key, served, allocations, self.neighbors.slot_collisions())
+        self.joint.plan_installed(allocations, self.neighbors.slot_collisions())
         self.improvable &= {known.key for known in self.registry}
         if pattern.coverage < OPTIONS.min_coverage or longer or instead_of is not None:
             self.improvable.add(planned.key)

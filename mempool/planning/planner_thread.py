@@ -263,7 +263,7 @@ class Planner:
                     logged = repr(error)
                     log.exception("the planner failed; the pool goes on without a new plan for now")
                 with self._learning, contextlib.suppress(Exception):
-                    self.learner.pause_after_failure()
+                    self._client.advance_recording("failed")
                 # A pause of the recording does not help if the wait itself fails.
                 self._stop.wait(OPTIONS.retry_seconds)
 

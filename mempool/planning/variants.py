@@ -60,22 +60,9 @@ class JointPlanning:
         """Return true if this plan is one of the joint plans."""
         return any(planned is joint_plan for joint_plan in self._plans)
 
-    def plan_installed(self, key: bytes, former: set[bytes], allocations: int, occupied: int) -> None:
-        """Record a new plan.
-
-        Args:
-            key: key of the plan.
-            former: keys of the superseded plans, whose observations count for this plan from now on.
-            allocations: total number of allocations.
-            occupied: total number of allocations whose planned slot was occupied.
-        """
+    def plan_installed(self, allocations: int, occupied: int) -> None:
+        """Record a new plan; ``occupied``: total number of allocations whose planned slot was occupied."""
         self._allocations, self._occupied = allocations, occupied
-        names = dict.fromkeys(former, key)
-        reaches, self._reach = self._reach, {}
-        for (who, follower), reach in reaches.items():
-            self._note_reach(names.get(who, who), names.get(follower, follower), reach)
-        for old_key in former & self._longest.keys():
-            self._note_lifetimes(key, self._longest.pop(old_key))
 
     def has_collisions(self, allocations: int, occupied: int) -> bool:
         """Return true if collisions since the last plan justify joint planning.
@@ -337,22 +324,16 @@ def _share_an_envelope(patterns: Sequence[Pattern]) -> bool:
 
 def widen_envelopes(patterns: Sequence[Pattern], known: Iterable[PlannedPattern]) -> list[Pattern]:
     """Return the patterns, with envelopes widened to known plans of the same order of allocations."""
-    before = list(known)
-    wide = [_widen(pattern, before) for pattern in patterns]
+    wide = list(patterns)
+    for planned in known:
+        for number, pattern in enumerate(wide):
+            if pattern.least is not None and planned.same_order(pattern):
+                wide[number] = _common_envelope(pattern, planned.pattern) or pattern
     now = {pattern.key: widened.key for pattern, widened in zip(patterns, wide, strict=True)}
     return [
         dataclasses.replace(widened, reach={now.get(key, key): reach for key, reach in widened.reach.items()})
         for widened in wide
     ]
-
-
-def _widen(pattern: Pattern, known: Iterable[PlannedPattern]) -> Pattern:
-    if pattern.least is None:
-        return pattern
-    for planned in known:
-        if planned.same_order(pattern):
-            pattern = _common_envelope(pattern, planned.pattern) or pattern
-    return pattern
 
 
 def _common_envelope(pattern: Pattern, other: Pattern) -> Pattern | None:
