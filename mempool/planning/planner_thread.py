@@ -317,7 +317,9 @@ class Planner:
         elif not work:
             learner.resume_if_changed()
         learner.drop_if_useless()
-        self._log_news()
+        self.registry.warn_if_foreign()
+        if not requested:
+            self._log_news()
         return work
 
     def _learn(self, budget: ProcessorBudget) -> None:
@@ -339,7 +341,6 @@ class Planner:
         if state["refusal"] not in self._logged_refusals:
             self._logged_refusals.add(state["refusal"])
             log.warning("%s; going on without, trying again later", self._refusal_message(state))
-        self.registry.warn_if_foreign()
         if self._explain is not None and time.monotonic() >= self._next_log_at:
             for line in self._explain()[: OPTIONS.log_lines]:
                 log.warning("%s", line)
