@@ -76,6 +76,8 @@ class PlannerOptions:
         joint_collisions: least number of collisions with live buffers since the last plan that trigger joint
             planning; fewer may come from a single kept tensor.
         joint_collision_share: least share of allocations that collide for joint planning.
+        joint_arena_factor: largest size of a joint arena relative to the largest separate arena, or to the
+            peak load.
         max_joint_pieces: largest joint packing problem, in pieces of lifetime; a larger one would take
             seconds.
         joint_search_pieces: largest joint problem, in pieces, that is also packed at once after a successful
@@ -125,6 +127,7 @@ class PlannerOptions:
     neighbor_collisions: int = 16
     joint_collisions: int = 16
     joint_collision_share: float = 1 / 512
+    joint_arena_factor: float = 1.25
     max_joint_pieces: int = 1 << 18
     joint_search_pieces: int = 1 << 15
 

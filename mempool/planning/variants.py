@@ -100,12 +100,12 @@ class JointPlanning:
     def make(
         self, known: Sequence[PlannedPattern], iteration: int, **options: Any
     ) -> tuple[list[PlannedPattern], list[IterationVariant]] | None:
-        """Plan variants jointly; return None if the problem is too large or the search was interrupted.
+        """Plan variants jointly; return None if the problem or the arena is too large, or if interrupted.
 
         Args:
             known: plans of variants that can be planned jointly.
             iteration: number of the present iteration.
-            options: see `make_joint_plans`.
+            options: see `make_joint_plans`; beside pinned ranges the arena may be of any size.
 
         Returns:
             Plans and variants for `adopt`.
@@ -115,7 +115,12 @@ class JointPlanning:
             return None
         variants = self._joint_variants(known)
         made = make_joint_plans(known, variants, **options)
-        return None if made is None else (made, variants)
+        if made is None:
+            return None
+        now, before = (max(planned.plan.arena_bytes for planned in plans) for plans in (made, known))
+        needed = max(peak_load(VariantSet(variants).buffers), 0 if self else before)
+        is_too_large = now > max(before, OPTIONS.joint_arena_factor * needed)
+        return None if is_too_large and not options.get("around") else (made, variants)
 
     def adopt(self, made: Sequence[PlannedPattern], variants: Sequence[IterationVariant]) -> None:
         """Record that these joint plans are in effect."""
