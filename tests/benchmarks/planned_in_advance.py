@@ -4,14 +4,16 @@
 
 Needs a CUDA build of PyTorch, and no GPU: the loops run on the stand-in. The table has multiples of the peak
 live bytes: most reserved bytes without a limit, reserved bytes at the end, and with ``--limits`` the smallest
-limit at which training ends, found by bisection to 0.002. ``mempool`` is the pool on plain memory; ``guest``
-is the pool in front of PyTorch's allocator with expandable segments, ``guest plain`` without; ``saved``
-replays the plan that an earlier run of the same loop saved.
+limit at which training ends, found by bisection to 0.002. ``mapped`` and ``unmapped`` count calls for pages
+of address space, in all steps and in the second half of the steps. ``mempool`` is the pool on plain
+memory; ``guest`` is the pool in front of PyTorch's allocator with expandable segments, ``guest plain``
+without; ``saved`` replays the plan that an earlier run of the same loop saved.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,10 +40,12 @@ def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -
 
     pool = worker.prepare(way.partition(",")[0], plan)
     worker.keep_within(limit)
-    failed = False
+    failed, steps, half = False, PERIODS[loop][0], (0, 0)
     try:
         step = worker.training_step(loop, pool)
-        for number in range(PERIODS[loop][0]):
+        for number in range(steps):
+            if number == steps // 2:
+                half = page_calls()
             if pool is not None:
                 pool.plan_now()  # steps take no time here: a thread would plan late
             step(number)
@@ -55,7 +59,14 @@ def train(way: str, loop: str, limit: int, plan: str | None, save: str | None) -
         "live": pool.client.stats()["live"]["peak"] if "guest" in way else torch.cuda.max_memory_allocated(),
         "most": torch.cuda.max_memory_reserved(),
         "end": torch.cuda.memory_reserved(),
+        "pages": [(total, total - before) for total, before in zip(page_calls(), half, strict=True)],
     }
+
+
+def page_calls() -> tuple[int, int]:
+    """Return the calls of the stand-in so far that mapped and unmapped pages."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    return driver.fake_calls(b"cuMemMap"), driver.fake_calls(b"cuMemUnmap")
 
 
 def smallest_limit(way: str, loop: str, live: int, most: int, plan: str | None) -> float:
@@ -83,8 +94,8 @@ def main() -> None:
 
         import mempool.torch  # noqa: F401
 
-        print("| loop | allocator | live, GiB | most held | at the end | smallest limit |")
-        print("| --- | --- | ---: | ---: | ---: | ---: |")
+        print("| loop | allocator | live, GiB | most held | at the end | limit | mapped | unmapped |")
+        print("| --- | ---" + " | ---:" * 6 + " |")
         for loop in chosen.loops:
             for way in chosen.ways:
                 plan = None
@@ -101,6 +112,7 @@ def main() -> None:
                     f"{most / live:.4f}",
                     f"{free['end'] / live:.4f}",
                     limit,
+                    *(f"{total:,}, {late:,}" for total, late in free["pages"]),
                 ]
                 print("|", " | ".join(row), "|", flush=True)
 

@@ -276,7 +276,7 @@ def test_graph_capture_refuses_offloads_and_reloads() -> None:
     assert len(runtime.main.tasks) == tasks
     with pytest.raises(OffloadRefusedError, match="a graph is captured"):
         made.offload(torch.zeros(SIZE, dtype=torch.uint8))
-    with pytest.raises(UsageError, match="what a CUDA graph uses is on the host"):
+    with pytest.raises(UsageError, match="a tensor that the CUDA graph uses is on the host"):
         made.reload(copy, torch.zeros(SIZE, dtype=torch.uint8))
 
 

@@ -31,6 +31,37 @@ struct Made {
   std::int64_t born;  // operation << 16 | place among the results; kOlder: of an earlier iteration
 };
 
+// Storages made by followed operations, in the order of their births. A reference to an ended storage keeps the memory of its object,
+// and is removed soon, so that the next storages take the same memory.
+class MadeStorages {
+ public:
+  void add(const c10::Storage& storage, std::int64_t born) {
+    if (recent_.size() == kRecent) settle();
+    recent_.push_back({storage.getWeakStorageImpl(), born});
+  }
+  // Return all that may be alive.
+  std::vector<Made>& settled() {
+    settle();
+    return settled_;
+  }
+
+ private:
+  static constexpr std::size_t kRecent = 64;        // most results live for fewer operations
+  static constexpr std::size_t kLeastSwept = 1024;  // a sweep then costs less than the operations since the last sweep
+
+  void settle() {
+    std::copy_if(std::move_iterator(recent_.begin()), std::move_iterator(recent_.end()), std::back_inserter(settled_),
+                 [](const Made& one) { return !one.storage.expired(); });
+    recent_.clear();
+    if (settled_.size() < sweep_at_) return;
+    std::erase_if(settled_, [](const Made& one) { return one.storage.expired(); });
+    sweep_at_ = std::max(kLeastSwept, 2 * settled_.size());
+  }
+
+  std::vector<Made> recent_, settled_;
+  std::size_t sweep_at_ = kLeastSwept;
+};
+
 // Used by the thread of the program's operations, and by a thread of autograd's engine. If both run operations
 // concurrently, as for a graph with parts on the CPU, the second one sends its operation to the mode.
 struct Follower {
@@ -51,7 +82,7 @@ struct Follower {
   std::int64_t foreign_bytes = 0;  // bytes of storages outside the pool, which count against the limit too
   std::atomic<bool> busy{false};
   std::mutex made_mutex;  // of `made`; any thread may ask for a storage
-  WeakStorages<Made> made;
+  MadeStorages made;
   std::uint64_t followed = 0;
 
   bool is_following() const { return state.load(std::memory_order_acquire) == kFollowing; }
@@ -87,16 +118,14 @@ void end_followed(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   Storages fresh;
   std::int64_t place = 0;
   std::unique_lock lock(all.made_mutex);
+  Addresses known = given;
   for (const c10::Storage* one : results) {
     const c10::StorageImpl* const storage = one->unsafeGetStorageImpl();
-    if (one->nbytes() == 0 || std::find(given.begin(), given.end(), storage) != given.end()) continue;
-    const std::int64_t born = at << 16 | place;
-    const auto [entry, is_new] = all.made.try_emplace(storage, Made{one->getWeakStorageImpl(), born});
-    if (!is_new) continue;
-    ++place;
+    if (one->nbytes() == 0 || std::find(known.begin(), known.end(), storage) != known.end()) continue;
+    all.made.add(*one, at << 16 | place++);
     if (calls) fresh.push_back(one);
+    if (results.size() > 1) known.push_back(storage);
   }
-  all.made.sweep_if_large();
   lock.unlock();
   ++all.followed;
   if (!calls || moves().make_after(all.expected, expected.after, fresh)) return;
@@ -149,8 +178,7 @@ std::tuple<std::vector<at::Tensor>, std::vector<std::int64_t>> made_storages(boo
   std::vector<std::pair<std::int64_t, c10::Storage>> alive;
   {
     const std::lock_guard lock(all.made_mutex);
-    std::erase_if(all.made, [&](const auto& entry) {
-      const Made& one = entry.second;
+    std::erase_if(all.made.settled(), [&](const Made& one) {
       if (older && one.born != kOlder) return false;
       if (auto storage = one.storage.lock(); storage && storage->nbytes() > 0) alive.emplace_back(one.born, std::move(storage));
       return true;
@@ -251,7 +279,7 @@ MEMPOOL_EXPORT int mempool_follower_start(const std::vector<Expected>* table, st
 MEMPOOL_EXPORT void mempool_follower_end_iteration() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  for (auto& [_, one] : all.made) one.born = kOlder;
+  for (Made& one : all.made.settled()) one.born = kOlder;
 }
 
 MEMPOOL_EXPORT void mempool_follower_stop() {
@@ -266,16 +294,16 @@ MEMPOOL_EXPORT std::uint64_t mempool_follower_count() { return follower().follow
 MEMPOOL_EXPORT std::size_t mempool_follower_made() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  return all.made.size();
+  return all.made.settled().size();
 }
 
 // Return the number of those that live and were made in earlier iterations.
 MEMPOOL_EXPORT std::size_t mempool_follower_older() {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  all.made.sweep();
-  return static_cast<std::size_t>(
-      std::count_if(all.made.begin(), all.made.end(), [](const auto& entry) { return entry.second.born == kOlder; }));
+  return static_cast<std::size_t>(std::count_if(all.made.settled().begin(), all.made.settled().end(), [](const Made& one) {
+    return one.born == kOlder && !one.storage.expired();
+  }));
 }
 
 // Return the operation << 16 | place of a storage that a followed operation made in this iteration; kOlder: in an earlier one;
@@ -283,6 +311,8 @@ MEMPOOL_EXPORT std::size_t mempool_follower_older() {
 MEMPOOL_EXPORT std::int64_t mempool_follower_born(const c10::StorageImpl* storage) {
   Follower& all = follower();
   const std::lock_guard lock(all.made_mutex);
-  const auto found = all.made.find(storage);
-  return found == all.made.end() ? kUnknown : found->second.born;
+  const std::vector<Made>& made = all.made.settled();
+  const auto found =
+      std::find_if(made.begin(), made.end(), [&](const Made& one) { return one.storage._unsafe_get_target() == storage; });
+  return found == made.end() ? kUnknown : found->born;
 }

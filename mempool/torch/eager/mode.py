@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 #: An unreachable limit in bytes, in effect until a relative limit is decided.
 UNDECIDED = 1 << 62
+_DETACH = torch.ops.aten.detach.default
 _NO_KWARGS: dict[str, Any] = {}
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -431,6 +432,8 @@ class OffloadMode(TorchDispatchMode):
     # --- operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DETACH and self.transfers.makes_native_moves and type(args[0]) is torch.Tensor:
+            return args[0].data  # autograd takes a saved result, which needs no access to memory
         kwargs = kwargs or _NO_KWARGS
         if self._ended:  # another thread ended the offloading
             return func(*args, **kwargs)

@@ -215,7 +215,10 @@ class CudaEngine:
             raise UsageError("what lies on the GPU is on the host now, and CUDA serves no forked child")
         self._initialize()
         if self._runtime.capturing():
-            raise UsageError("what a CUDA graph uses is on the host: capture it before, or without a limit")
+            raise UsageError(
+                "a tensor that the CUDA graph uses is on the host: capture the graph before the limit is "
+                "set, or train without a limit"
+            )
 
     # --- copies
 
